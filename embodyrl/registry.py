@@ -106,6 +106,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
     },
     "algorithms": {
         "sft": "embodyrl.algorithms.sft:SFT",
+        "distill": "embodyrl.algorithms.distill:Distill",
         "ppo": "embodyrl.algorithms.ppo:PPO",
         "fpo": "embodyrl.algorithms.fpo:FPO",
         "grpo": "embodyrl.algorithms.grpo:GRPO",

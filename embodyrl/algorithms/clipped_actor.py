@@ -16,12 +16,15 @@ from embodyrl.algorithm import MemoryPlan
 from embodyrl.algorithms.anchors import AnchorConfig, Anchors, add_gradient
 from embodyrl.algorithms.optim import Figures, GuardedAdam, Means, Microbatches, minibatches
 from embodyrl.errors import UserError, refuse_unread
+from embodyrl.functional.importance import behaviour_weights, effective_share
 from embodyrl.functional.losses import ppo_policy_loss
 from embodyrl.policy import num_executed
 from embodyrl.ranges import Choice, Count, CountOrZero, NotNegative, Positive, Range, Share
+from embodyrl.rollouts.low_precision import PRECISIONS
 from embodyrl.types import DenoisingTrace, Obs, PolicyEval
 
 RATIOS = ("joint", "per_step", "per_dim")
+FILTERS = ("truncate", "mask")
 SCHEDULES = ("linear", "adaptive")
 ADAPTIVE_RANGE = 30.0
 """The adaptive rate stays within this factor of ``lr``.
@@ -56,6 +59,13 @@ class ActorConfig(AnchorConfig):
             built around a proximal policy, the one that the update starts from, and each chunk is
             weighted by proximal / behaviour, at most this (decoupled PPO, arXiv:2110.00641,
             arXiv:2505.24298). 0: the rollout is the current policy's.
+        behaviour_filter: what happens to a weight above the cap: ``truncate`` it to the cap, or
+            ``mask`` the chunk, as one below ``behaviour_low``, too (IcePop).
+        behaviour_low: the smallest weight that ``mask`` keeps.
+        behaviour_ess: scale the rate by the root of the weights' effective sample size, as a share
+            of the chunks (VCPO, arXiv:2602.17616): a rollout of few useful chunks moves little.
+        rollout_precision: what rollouts are computed in: ``exact``, ``bf16`` or ``int8`` (see
+            ``rollouts/low_precision.py``); the last two need a ``behaviour_cap``.
         entropy_coef: weight of the entropy bonus (entropy per dim); only ``flow_noise`` learns its
             noise.
         target_kl: with the linear schedule it ends the actor's epochs once the estimated KL passes
@@ -76,6 +86,10 @@ class ActorConfig(AnchorConfig):
     dual_clip: Annotated[float, Range(1, open_low=True, also=(0,))] = 3.0
     ratio: Annotated[str, Choice(*RATIOS)] = "joint"
     behaviour_cap: Annotated[float, Range(1, also=(0,))] = 0.0
+    behaviour_filter: Annotated[str, Choice(*FILTERS)] = "truncate"
+    behaviour_low: Share = 0.5
+    behaviour_ess: bool = False
+    rollout_precision: Annotated[str, Choice(*PRECISIONS)] = "exact"
     entropy_coef: NotNegative = 0.0
     target_kl: NotNegative = 0.0
     max_grad_norm: NotNegative = 1.0
@@ -90,6 +104,22 @@ class ActorConfig(AnchorConfig):
                 )
             why = "lr_schedule=adaptive steers the rate by the KL alone"
             refuse_unread(self, "algorithm", ("lr_warmup", "lr_end"), why)
+        self._check_behaviour()
+
+    def _check_behaviour(self) -> None:
+        """Refuses settings of the policy that acted which nothing reads, or that would mislead."""
+        if self.rollout_precision != "exact" and not self.behaviour_cap:
+            raise UserError(
+                f"algorithm.rollout_precision={self.rollout_precision} lets another policy act than "
+                "the one that is trained, so chunks must be weighted: set "
+                "algorithm.behaviour_cap=2 as well."
+            )
+        if not self.behaviour_cap:
+            why = "behaviour_cap=0 weights no chunk"
+            refuse_unread(self, "algorithm", ("behaviour_filter", "behaviour_ess"), why)
+        if self.behaviour_filter == "truncate":
+            why = "behaviour_filter=truncate has no lower end"
+            refuse_unread(self, "algorithm", ("behaviour_low",), why)
 
 
 class ClippedActor:
@@ -172,10 +202,13 @@ class ClippedActor:
         c = self.config
         stats = Means()
         # The old policy's log-probabilities, which every ratio is taken against.
-        old, weight = self._old_policy(obs, trace, logprob, rows, weight, stats)
+        old, weight, useful = self._old_policy(obs, trace, logprob, rows, weight, stats)
         if c.lr_schedule == "linear":
             self.optimizer.lr = self._scheduled_lr(progress)
-        rate = self.optimizer.lr
+        # A rollout of few useful chunks is worth a smaller step, in this iteration alone.
+        scheduled = self.optimizer.lr
+        rate = scheduled * math.sqrt(useful) if c.behaviour_ess else scheduled
+        self.optimizer.lr = rate
         # Where the policy is compared with the one that training began with.
         points = None
         if c.reference_coef and len(rows):
@@ -229,8 +262,9 @@ class ClippedActor:
             if c.lr_schedule == "linear" and c.target_kl and kl > c.target_kl:
                 break
 
+        self.optimizer.lr = scheduled
         if c.lr_schedule == "adaptive" and passes and math.isfinite(kl):
-            self.optimizer.lr = self._adapted_lr(rate, kl)
+            self.optimizer.lr = self._adapted_lr(scheduled, kl)
         self.iteration += 1
         return {
             **stats.means(),
@@ -271,21 +305,32 @@ class ClippedActor:
         rows: Tensor,
         weight: Tensor | None,
         stats: Means,
-    ) -> tuple[Tensor, Tensor]:
-        """Log-probabilities (B,) of the proximal policy, and the weight (B,) of each chunk."""
-        cap = self.config.behaviour_cap
+    ) -> tuple[Tensor, Tensor, float]:
+        """The proximal policy's log-probabilities (B,), each chunk's weight (B,), and their use.
+
+        The last is the effective sample size as a share of the chunks.
+        """
+        c = self.config
+        cap = c.behaviour_cap
         behaviour = self._decision_logprob(logprob, trace)
         weight = torch.ones_like(behaviour) if weight is None else weight
         if not cap:
-            return behaviour, weight
+            return behaviour, weight, 1.0
         # Decoupled PPO: the proximal policy is the one that this update starts from.
         proximal = self._decision_logprob(self.scores(obs, trace, rows, logprob.shape[1]), trace)
-        importance = (proximal - behaviour).exp()
-        stats.add(
-            behaviour_weight=importance[rows].clamp(max=cap).mean(),
-            behaviour_truncated=(importance[rows] > cap).float().mean(),
-        )
-        return proximal, weight * importance.clamp(max=cap)
+        log_ratio = (proximal - behaviour)[rows]
+        low = c.behaviour_low if c.behaviour_filter == "mask" else None
+        importance = torch.zeros_like(behaviour)
+        importance[rows] = behaviour_weights(log_ratio, cap, low)
+        # What the log says of them.
+        useful = effective_share(importance[rows])
+        stats.add(behaviour_weight=importance[rows].mean(), ess=useful)
+        if low is None:
+            stats.add(behaviour_truncated=(log_ratio > math.log(cap)).float().mean())
+        else:
+            outside = (log_ratio.exp() < low) | (log_ratio.exp() > cap)
+            stats.add(behaviour_masked=outside.float().mean())
+        return proximal, weight * importance, float(useful)
 
     def _scheduled_lr(self, progress: float) -> float:
         """A linear rise over the first iterations, then a linear fall to ``lr_end``."""

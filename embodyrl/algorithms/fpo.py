@@ -53,7 +53,8 @@ class FPOConfig(PPOConfig):
             "FPO takes losses for likelihoods: there are no steps, no density of the rollout and "
             "no entropy"
         )
-        refuse_unread(self, "algorithm", ("ratio", "behaviour_cap", "entropy_coef"), why)
+        unread = ("ratio", "behaviour_cap", "rollout_precision", "entropy_coef")
+        refuse_unread(self, "algorithm", unread, why)
 
 
 @dataclass

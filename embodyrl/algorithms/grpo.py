@@ -33,6 +33,7 @@ from embodyrl.policy import Actor, PathPolicy, ScoresPaths, num_executed
 from embodyrl.ranges import LARGEST, Choice, Count, CountOrZero, Range, Share
 from embodyrl.rollouts.batches import Episode, EpisodeBatch, GroupBatch
 from embodyrl.rollouts.collect import Player, collect_episodes
+from embodyrl.rollouts.low_precision import acting_in, in_float32
 from embodyrl.types import EnvSpec
 
 if TYPE_CHECKING:
@@ -171,15 +172,17 @@ class GRPO(Algorithm):
         rounds = 0
         while missing > 0 and rounds < c.max_rounds:
             # Play one group from each of so many new initial states.
-            batch = collect_groups(
-                player,
-                self.policy,
-                max(missing, fills_envs),
-                c.group_size,
-                until_success=c.until_success,
-                generator=generator,
-                between=between,
-            )
+            with acting_in(self.policy, c.rollout_precision):
+                batch = collect_groups(
+                    player,
+                    self.policy,
+                    max(missing, fills_envs),
+                    c.group_size,
+                    until_success=c.until_success,
+                    generator=generator,
+                    between=between,
+                )
+            batch = in_float32(batch)
             # Keep the groups whose episodes differ; the others are drawn anew.
             size = c.group_size
             groups = [range(i, i + size) for i in range(0, len(batch.episodes), size)]

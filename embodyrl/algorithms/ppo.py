@@ -29,6 +29,7 @@ from embodyrl.policy import ActorCriticPolicy, HasValue, ScoresPaths, num_execut
 from embodyrl.ranges import Count, CountOrZero, Discount, NotNegative, Positive, Share
 from embodyrl.rollouts.batches import RolloutBatch
 from embodyrl.rollouts.collect import Player, collect_rollout
+from embodyrl.rollouts.low_precision import acting_in, in_float32
 from embodyrl.types import EnvSpec
 
 if TYPE_CHECKING:
@@ -117,14 +118,16 @@ class PPO(Algorithm):
         between: Callable[[], None] = lambda: None,
     ) -> RolloutBatch:
         """``num_chunks`` chunks of every env, from fresh initial states."""
-        return collect_rollout(
-            player.new_episodes(),
-            self.policy,
-            self.config.num_chunks,
-            generator=generator,
-            between=between,
-            keep_chunks=self.hindsight is not None,
-        )
+        with acting_in(self.policy, self.config.rollout_precision):
+            batch = collect_rollout(
+                player.new_episodes(),
+                self.policy,
+                self.config.num_chunks,
+                generator=generator,
+                between=between,
+                keep_chunks=self.hindsight is not None,
+            )
+        return in_float32(batch)
 
     def update(
         self, batch: RolloutBatch, *, progress: float, generator: torch.Generator

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class SFTConfig:
-    """Settings of supervised fine-tuning.
+class ImitationConfig:
+    """Settings of gradient steps on demonstrations, for ``sft`` and ``distill``.
 
     Attributes:
         name: registry name.
@@ -64,14 +64,9 @@ class SFTConfig:
         shift: images are shifted by up to that many pixels.
         jitter: brightness, contrast and saturation of images are changed by up to that share, and
             hue a little; .2 is usual.
-        time: how training times are drawn: ``uniform`` or ``beta`` (more weight near the noise, as
-            pi0).
-        hindsight_coef: weight of a second loss: features must tell where the robot was later in a
-            solved demonstration (``algorithms.hindsight_head``). So pictures are read better. It is
-            for policies with a flow, and for ``small_token_vla``.
     """
 
-    name: str = "sft"
+    name: str = ""
     steps_per_iteration: Count = 50
     batch_size: Count = 256
     microbatch_size: CountOrZero = 0
@@ -83,6 +78,22 @@ class SFTConfig:
     fit_inputs: bool = True
     shift: CountOrZero = 2
     jitter: Share = 0.0
+
+
+@dataclass(frozen=True)
+class SFTConfig(ImitationConfig):
+    """Settings of supervised fine-tuning; those of its gradient steps are in ``ImitationConfig``.
+
+    Attributes:
+        name: registry name.
+        time: how training times are drawn: ``uniform`` or ``beta`` (more weight near the noise, as
+            pi0).
+        hindsight_coef: weight of a second loss: features must tell where the robot was later in a
+            solved demonstration (``algorithms.hindsight_head``). So pictures are read better. It is
+            for policies with a flow, and for ``small_token_vla``.
+    """
+
+    name: str = "sft"
     time: Annotated[str, Choice("uniform", "beta")] = "uniform"
     hindsight_coef: NotNegative = 0.0
 
@@ -201,7 +212,7 @@ class SFT(Algorithm):
     Config = SFTConfig
     plays = False
 
-    def __init__(self, config: SFTConfig, policy: Policy) -> None:
+    def __init__(self, config: ImitationConfig, policy: Policy) -> None:
         super().__init__(config, policy)
         if not (has_ability(policy, HasFlow) or has_ability(policy, Imitates)):
             raise UserError(
@@ -218,15 +229,28 @@ class SFT(Algorithm):
         )
         # The averaged weights are what is evaluated and saved.
         self.result = copy.deepcopy(policy).requires_grad_(False)
-        self.head: HindsightHead | None = None
-        if config.hindsight_coef:
-            if has_ability(policy, Imitates) and not has_ability(policy, ImitatesFromContext):
-                why = f"{type(policy).__name__} has an imitation loss of its own"
-                refuse_unread(config, "algorithm", ("hindsight_coef",), why)
-            self.head = HindsightHead(policy)
+        self.head = self._make_head()
         taught = [] if self.head is None else list(self.head.parameters())
         self.microbatches = Microbatches(config.microbatch_size, [*self.parameters, *taught])
         self.iteration = 0
+
+    def _make_head(self) -> HindsightHead | None:
+        """What learns the second loss beside the policy; None without one."""
+        if not self.config.hindsight_coef:
+            return None
+        own = has_ability(self.policy, Imitates)
+        if own and not has_ability(self.policy, ImitatesFromContext):
+            why = f"{type(self.policy).__name__} has an imitation loss of its own"
+            refuse_unread(self.config, "algorithm", ("hindsight_coef",), why)
+        return HindsightHead(self.policy)
+
+    def _begin(self, batch: Demonstrations) -> None:
+        """Before the first gradient step: normalises by the demonstrations."""
+        if self.config.fit_inputs:
+            self.policy.fit_inputs(batch.proprio, batch.actions)
+        if self.head is not None:
+            self.head.fit_inputs(batch)
+        self.result.load_state_dict(self.policy.state_dict())
 
     def update(
         self, batch: Demonstrations, *, progress: float, generator: torch.Generator
@@ -234,11 +258,7 @@ class SFT(Algorithm):
         """``steps_per_iteration`` gradient steps on random chunks of the demonstrations."""
         c = self.config
         if self.iteration == 0:
-            if c.fit_inputs:
-                self.policy.fit_inputs(batch.proprio, batch.actions)
-            if self.head is not None:
-                self.head.fit_inputs(batch)
-            self.result.load_state_dict(self.policy.state_dict())
+            self._begin(batch)
         for group in self.optimizer.param_groups:
             group["lr"] = self._scheduled_lr(progress)
         losses = []
@@ -255,8 +275,7 @@ class SFT(Algorithm):
             norm = clip_gradient(self.parameters, c.max_grad_norm)
             if not math.isfinite(norm):
                 raise UserError(
-                    "The loss of supervised fine-tuning is not finite: lower algorithm.lr or check "
-                    "the data."
+                    f"The loss of {c.name} is not finite: lower algorithm.lr or check the data."
                 )
             self.optimizer.step()
             if self.head is not None:
@@ -367,7 +386,7 @@ class SFT(Algorithm):
         return [self.optimizer]
 
     @classmethod
-    def memory_plan(cls, config: SFTConfig, policy: Any, spec: EnvSpec) -> MemoryPlan | None:
+    def memory_plan(cls, config: Any, policy: Any, spec: EnvSpec) -> MemoryPlan | None:
         """See ``Algorithm``; known for policies with a flow."""
         if not has_ability(policy, HasFlow):
             return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from embodyrl.cli.verbs import CHECKPOINT, Verb
+from embodyrl.errors import UserError
 
 EXPORT_HELP = """examples:
   embodyrl export runs/my_smolvla out/my_smolvla
@@ -12,6 +13,9 @@ EXPORT_HELP = """examples:
       for LeRobot's own LIBERO, whose pictures are mirrored, of a policy that was trained on others
 LeRobot then loads the folder: lerobot-eval --policy.path=out/my_smolvla ...
 An OpenVLA is written as its checkpoints are published.
+  embodyrl export runs/mujoco_pick_pa_rl --to policy.onnx
+      one file that onnxruntime runs without PyTorch, of a flow_vla or flow_mlp
+  embodyrl export runs/hopper --to policy.npz       for numpy alone, of a flow_mlp; .c is C99
 """
 PUSH_HELP = """examples:
   embodyrl push runs/mujoco_pick_ppo you/my_policy
@@ -33,10 +37,15 @@ def add_exchange_verbs(verb: Verb) -> None:
 
 
 def _add_export(verb: Verb) -> None:
-    text = "Writes a SmolVLA, pi0 or pi0.5 policy as a checkpoint of LeRobot."
+    text = (
+        "Writes a SmolVLA, pi0 or pi0.5 policy as a checkpoint of LeRobot, or a small flow policy "
+        "as one file that runs without PyTorch."
+    )
     sub = verb("export", _export, text, EXPORT_HELP, torch="yes")
     sub.add_argument("checkpoint", help=CHECKPOINT)
-    sub.add_argument("out", help="the folder to write")
+    sub.add_argument("out", nargs="?", default="", help="the folder to write")
+    text = "write a file in place of the folder; it ends in .onnx, .npz or .c"
+    sub.add_argument("--to", default="", metavar="FILE", help=text)
     text = (
         "a public family whose pictures and names of cameras the checkpoint shall take (default: "
         "those of the training)"
@@ -61,6 +70,16 @@ def _add_hub(verb: Verb) -> None:
 
 
 def _export(a: argparse.Namespace) -> int:
+    if bool(a.out) == bool(a.to):
+        raise UserError("Give either a folder, for LeRobot, or --to FILE.")
+    # One file that runs without PyTorch, or a folder for LeRobot or OpenVLA's code.
+    if a.to:
+        from embodyrl.training.export_file import export_file
+
+        if a.profile:
+            raise UserError("--profile is for LeRobot's checkpoints. Leave it or --to out.")
+        print("Wrote " + " and ".join(map(str, export_file(a.checkpoint, a.to))))
+        return 0
     from embodyrl.training.export import export, remark
 
     print(f"Wrote {export(a.checkpoint, a.out, a.profile)}")

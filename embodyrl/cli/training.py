@@ -14,7 +14,13 @@ from embodyrl import starting
 from embodyrl.cli.verbs import CHECKPOINT, JSON, OVERRIDES, Verb, print_as
 from embodyrl.errors import UserError
 from embodyrl.interrupt import INTERRUPTED
-from embodyrl.real_robot.cli import add_dream_options, dream_options, robot_commands
+from embodyrl.real_robot.cli import (
+    add_dream_options,
+    add_guidance_options,
+    dream_options,
+    guidance_options,
+    robot_commands,
+)
 
 TRAIN_HELP = """examples:
   embodyrl train mujoco_pick_sft data.path=data/pick
@@ -158,13 +164,9 @@ def add_eval_verb(verb: Verb) -> None:
     sub.add_argument("--episodes", type=int, default=0, metavar="N", help=text)
     text = "of the policy's noise (default: %(default)s)"
     sub.add_argument("--seed", type=int, default=0, help=text)
-    text = "the checkpoint from which training started, for --guidance"
-    sub.add_argument("--base", default="", metavar="CHECKPOINT", help=text)
-    text = (
-        "how far to move from the policy of --base: 0 is that policy, 1 the trained one, more "
-        "goes further (default: %(default)s)"
-    )
-    sub.add_argument("--guidance", type=float, default=1.0, metavar="W", help=text)
+    add_guidance_options(sub)
+    text = "an exported file (.onnx or .npz) that acts in place of the checkpoint's own policy"
+    sub.add_argument("--policy", default="", metavar="FILE", help=text)
     add_dream_options(sub)
     text = "try each initial state so often, with other noise every time (default: %(default)s)"
     sub.add_argument("--attempts", type=int, default=1, metavar="K", help=text)
@@ -181,17 +183,23 @@ def add_eval_verb(verb: Verb) -> None:
     sub.add_argument("--json", action="store_true", help=JSON)
 
 
+def _beside_a_file(a: argparse.Namespace) -> str:
+    """What was given for a policy that is no exported file; mostly nothing."""
+    given = {"--base": a.base, "--dream": a.dream, "--ood": a.ood, "--ablate": a.ablate}
+    named = [name for name, value in given.items() if value]
+    return next(iter([*named, *(o for o in a.overrides if o.startswith("policy."))]), "")
+
+
 def _eval(a: argparse.Namespace) -> int:
     from embodyrl.training.ablate import ablate_inputs, print_ablation
     from embodyrl.training.evaluate import evaluate_checkpoint, print_evaluation
     from embodyrl.training.ood import evaluate_ood, print_ood
 
-    if a.guidance != 1.0 and not a.base:
-        raise UserError(
-            "--guidance moves away from another policy: name its checkpoint with --base."
-        )
-    options: dict[str, Any] = {**asdict(dream_options(a)), "base": a.base, "guidance": a.guidance}
+    options: dict[str, Any] = {**asdict(dream_options(a)), **asdict(guidance_options(a))}
     options |= {"episodes": a.episodes, "seed": a.seed, "say": starting.say}
+    if a.policy and (unread := _beside_a_file(a)):
+        raise UserError(f"--policy acts as it was exported, so {unread} is not read. Leave it out.")
+    options |= {"exported": a.policy} if a.policy else {}
     tables = {"--ood": a.ood, "--ablate": a.ablate}
     chosen = [name for name, given in tables.items() if given]
     if len(chosen) > 1:

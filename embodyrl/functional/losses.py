@@ -145,6 +145,16 @@ def flow_matching_loss(pred: Tensor, target: Tensor, mask: Tensor | None = None)
     return masked_mean((pred - target).square(), mask)
 
 
+def flow_map_loss(end: Float[Tensor, "b c a"], target: Float[Tensor, "b c a"]) -> Tensor:
+    """Mean squared distance of two paths' ends; no gradient goes into ``target``.
+
+    Args:
+        end: of the student.
+        target: of the teacher, from the same noise.
+    """
+    return (end - target.detach()).square().mean()
+
+
 def sac_actor_loss(
     q: Float[Tensor, " b"], logprob: Float[Tensor, " b"], alpha: Tensor | float
 ) -> Tensor:

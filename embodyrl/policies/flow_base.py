@@ -18,7 +18,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.flow import (
     DenoisingTransition,
     Generators,
@@ -27,61 +26,11 @@ from embodyrl.functional.flow import (
     timesteps,
 )
 from embodyrl.policies.actor_critic import ActorCritic
-from embodyrl.policies.chooser import check_chooser
 from embodyrl.policies.noise_policy import initial_noise
-from embodyrl.policies.one_step import OneStepHead, check_one_step
+from embodyrl.policies.one_step import OneStepHead
 from embodyrl.policies.sample_path import integrate, with_executed
 from embodyrl.policy import Mode, num_executed
 from embodyrl.types import ActionSample, DenoisingTrace, EnvSpec, Obs, PolicyEval
-
-TRANSITIONS = ("flow_sde", "flow_cps", "flow_noise")
-TRAINED_STEPS = ("all", "one")
-"""What ``transition`` and ``trained_steps`` of a flow policy may be."""
-
-
-def check_sampler(config: Any) -> None:
-    """Refuses wrong settings of the sampler, the critic and the noise policy.
-
-    Raises:
-        UserError: a value that does not exist, or a changed setting that nothing would read.
-    """
-    if config.noise_min > config.noise_max:
-        raise UserError(
-            f"policy.noise_min is {config.noise_min}; it must not be above policy.noise_max, which "
-            f"is {config.noise_max}."
-        )
-    unread = ("eta",) if config.transition == "flow_noise" else ("noise_min", "noise_max")
-    refuse_unread(config, "policy", unread, f"transition={config.transition} does not read it")
-    check_start(config)
-    check_chooser(config)
-    check_executed(config)
-
-
-def check_start(config: Any) -> None:
-    """Refuses a changed setting of the initial noise that nothing would read, and two ways to act.
-
-    Raises:
-        UserError: naming it.
-    """
-    check_one_step(config)
-    if config.steer_width:
-        refuse_unread(config, "policy", ("start_noise",), "the noise policy chooses that noise")
-    else:
-        why = "steer_width=0 leaves the initial noise as it is"
-        refuse_unread(config, "policy", ("steer_bound",), why)
-
-
-def check_executed(config: Any) -> None:
-    """Refuses to execute more actions than a chunk has.
-
-    Raises:
-        UserError: ``execute`` is above ``horizon``.
-    """
-    if config.execute > config.horizon > 0:
-        raise UserError(
-            f"policy.execute is {config.execute}, but a chunk has {config.horizon} actions "
-            "(policy.horizon). Execute at most that many."
-        )
 
 
 class FlowPolicy(ActorCritic):
@@ -193,31 +142,68 @@ class FlowPolicy(ActorCritic):
     def propose(self, obs: Obs, count: int, generator: Generators) -> Float[Tensor, "n count h a"]:
         """``count`` noise-free chunks for each observation, from as many draws of initial noise."""
         context = self.encode(obs)
-        shape = (len(obs), *self.flow_shape)
-        draws = [randn(shape, generator, obs.proprio.device) for _ in range(count)]
-        x = self.start_noise * torch.stack(draws, dim=1)
+        return self._proposals(context, self._draw(len(obs), count, generator, obs.proprio.device))
+
+    def _draw(self, n: int, count: int, generator: Generators, device: torch.device) -> Tensor:
+        """(N, count, C, D) standard normal noise; each of ``count`` is a draw for all rows."""
+        shape = (n, *self.flow_shape)
+        return torch.stack([randn(shape, generator, device) for _ in range(count)], dim=1)
+
+    def _proposals(self, context: Any, noise: Float[Tensor, "n count c d"]) -> Tensor:
+        """The noise-free chunks (N, count, H, A) of standard normal noise."""
         # All proposals of an observation share its context: they are K points of its flow.
+        n, count = noise.shape[:2]
+        x = self.start_noise * noise
         for k, t in enumerate(timesteps(self.transition.num_steps, x.device)):
-            velocity = self.step_inputs(context, x, t.expand(len(obs), count))[0]
+            velocity = self.step_inputs(context, x, t.expand(n, count))[0]
             x = self.transition.ode_step(x, velocity, k)
         return self._actions(x)
+
+    @property
+    def noise_count(self) -> int:
+        """Draws of initial noise that a noise-free chunk takes: one for each proposal."""
+        return self.config.proposals if self.chooses else 1
+
+    @torch.no_grad()
+    def noise_free(self, obs: Obs, noise: Float[Tensor, "n count c d"]) -> Float[Tensor, "n h a"]:
+        """How the policy acts in evaluation and on a robot, as a function of its noise.
+
+        Args:
+            obs: N observations.
+            noise: standard normal; ``count`` is ``noise_count``.
+        """
+        context = self.encode(obs)
+        # With a chooser it is the best of the proposals.
+        if self.chooses:
+            assert self.chooser is not None
+            return self.chooser.best(obs, self._proposals(context, noise))
+        # Otherwise one path, from noise that a noise policy may choose.
+        features = self.features(context)
+        start = self.start_noise * noise[:, 0]
+        if self.steer is not None:
+            start = with_executed(noise[:, 0], self.steer.mean(features))
+        # A one-step head that has learned takes the place of the path.
+        if self.acts_in_one_step:
+            return self.one_step_actions(features, start).clamp(-1.0, 1.0)
+        return self.decode(context, start)
 
     @torch.no_grad()
     def sample(self, obs: Obs, *, generator: Generators, mode: Mode) -> ActionSample:
         """See ``Actor.sample``."""
-        # With a chooser, the noise-free policy is the best of its proposals.
-        if mode == "eval" and self.chooses:
-            return ActionSample(self.best_proposal(obs, generator))
+        if mode == "eval":
+            # A noise policy that chooses all of the noise leaves nothing to draw.
+            chosen = self.steer is not None and self.flow_shape == self._executed_shape
+            noise = obs.proprio.new_zeros(len(obs), 1, *self.flow_shape)
+            if not chosen:
+                noise = self._draw(len(obs), self.noise_count, generator, obs.proprio.device)
+            return ActionSample(self.noise_free(obs, noise))
 
         # Encode the observation once, and draw the initial noise of the path.
         context = self.encode(obs)
         features = self.features(context)
         noise = initial_noise(self, features, generator, mode)
-        # A one-step head that has learned takes the place of the path.
         if self.acts_in_one_step:
             return ActionSample(self.one_step_actions(features, noise).clamp(-1.0, 1.0))
-        if mode == "eval":
-            return ActionSample(self.decode(context, noise))
 
         # Take K denoising steps. Stochastic steps are trained later, the others follow the ODE.
         x = noise
@@ -248,8 +234,9 @@ class FlowPolicy(ActorCritic):
         """One denoising step: x_{k+1} (N, C, D), and its log-probability (N,)."""
         # The transition is applied to the executed part (N, H, A) alone.
         old = self.executed(x)
-        v = self.executed(velocity[:, 0])
-        log_std = None if log_std is None else self.executed(log_std[:, 0])
+        # In a block of low precision the net's outputs are coarse; their density is not.
+        v = self.executed(velocity[:, 0]).to(x.dtype)
+        log_std = None if log_std is None else self.executed(log_std[:, 0]).to(x.dtype)
         noise = randn(old.shape, generator, x.device)
         new = self.transition.step(old, v, k, noise, stochastic, log_std)
         logprob = self.transition.log_prob(old, new, v, k, log_std)

@@ -21,7 +21,8 @@ from torch import Tensor
 from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.flow import LEARNED_STD, squash_log_std
 from embodyrl.policies.chooser import CHOOSER_PARTS, ChooserConfig, check_chooser
-from embodyrl.policies.flow_base import FlowPolicy, check_executed, check_start
+from embodyrl.policies.flow_base import FlowPolicy
+from embodyrl.policies.flow_checks import check_executed, check_start
 from embodyrl.policies.mlp_velocities import VELOCITIES, mlp
 from embodyrl.policies.normalize import Normalizer, TanhSquash
 from embodyrl.policies.one_step import ONE_STEP_PARTS

@@ -23,7 +23,8 @@ from embodyrl.functional.flow import squash_log_std
 from embodyrl.policies.action_expert import ActionExpert, Context
 from embodyrl.policies.actor_critic import BELONGS_TO, CRITICS
 from embodyrl.policies.chooser import ChooserConfig
-from embodyrl.policies.flow_base import TRAINED_STEPS, TRANSITIONS, FlowPolicy, check_sampler
+from embodyrl.policies.flow_base import FlowPolicy
+from embodyrl.policies.flow_checks import TRAINED_STEPS, TRANSITIONS, check_sampler
 from embodyrl.policies.normalize import Normalizer
 from embodyrl.policies.observation_tokens import VISION_ENCODERS, ObservationTokens
 from embodyrl.policies.one_step import ONE_STEP_PARTS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from embodyrl.word_embeddings import load_word_embeddings
@@ -45,32 +45,38 @@ class TextEncoder(nn.Module):
         self._ids: dict[str, list[int]] = {}  # token ids of the sentences seen so far
 
     def forward(
-        self, sentences: list[str]
+        self, sentences: list[str] | Int[Tensor, "n l"]
     ) -> tuple[Float[Tensor, "n l d"], Float[Tensor, "n l"], Float[Tensor, "n d"]]:
-        """Encodes N sentences.
+        """Encodes N sentences, or their token ids, with -1 after the end (an exported policy).
 
         Returns:
             Token features (N, L, d), a mask (N, L) that is 1 for real tokens and 0 for padding, and
             the mean (N, d) of the real tokens.
         """
+        if isinstance(sentences, Tensor):
+            return self._encode(sentences)
         # The different sentences as token ids, padded to the length of the longest.
         unique = {s: i for i, s in enumerate(dict.fromkeys(sentences))}
         rows = [self._tokenize(s) for s in unique]
         length = max(len(r) for r in rows)
         device = self.position.device
-        ids = torch.tensor([r + [0] * (length - len(r)) for r in rows], device=device)
-        mask = torch.tensor(
-            [[1.0] * len(r) + [0.0] * (length - len(r)) for r in rows], device=device
-        )
+        ids = torch.tensor([r + [-1] * (length - len(r)) for r in rows], device=device)
+        # Repeat the rows for the N sentences that were asked for.
+        index = torch.tensor([unique[s] for s in sentences], device=device)
+        x, mask, pooled = self._encode(ids)
+        return x[index], mask[index], pooled[index]
+
+    def _encode(self, ids: Int[Tensor, "n l"]) -> tuple[Tensor, Tensor, Tensor]:
+        """What ``forward`` returns, for token ids with -1 after the end."""
         # Embed them, and let the tokens of a sentence see each other.
+        mask = (ids >= 0).float()
         table: Tensor = self.get_buffer("table")
-        x = self.project(table[ids].to(self.position.dtype)) + self.position[:length]
+        x = self.project(table[ids.clamp_min(0)].to(self.position.dtype))
+        x = x + self.position[: ids.shape[1]]
         if isinstance(self.blocks, nn.TransformerEncoder):
             x = self.blocks(x, src_key_padding_mask=mask == 0)
         pooled = (x * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
-        # Repeat the rows for the N sentences that were asked for.
-        index = torch.tensor([unique[s] for s in sentences], device=device)
-        return x[index], mask[index], pooled[index]
+        return x, mask, pooled
 
     def _tokenize(self, sentence: str) -> list[int]:
         """Token ids of a sentence; an empty sentence has the single token 0."""

@@ -22,6 +22,7 @@ DEPLOY_HELP = """examples:
   embodyrl deploy runs/ppo --operator --detector runs/detector    it asks before it fails
   embodyrl deploy runs/ppo --robot ros2                  on what `embodyrl twin runs/ppo` plays
   embodyrl deploy runs/ppo --robot ros2 --robot-file arm.yaml    its own topics and workspace
+  embodyrl deploy policy.onnx --mode sync --robot ros2 --robot-file arm.yaml    exported, no PyTorch
   embodyrl deploy ws://10.0.0.2:8000 --token-file token --robot ros2 --robot-file arm.yaml
 In the last one the policy is served elsewhere.
 Ctrl-C stops the arm within its limits, then the program.
@@ -31,6 +32,7 @@ SERVE_HELP = """examples:
   embodyrl serve runs/ppo --host 0.0.0.0 --token-file token  for a robot that knows the token
   embodyrl serve runs/ppo --dream runs/world/model           what a dream likes best
   embodyrl serve runs/ppo policy.start_noise=0.3             more decided
+  embodyrl serve runs/ppo --base runs/sft --guidance 1.5     further along what RL changed
 It speaks openpi's websocket protocol; `GET /healthz` says OK.
 """
 RECORD_HELP = """examples:
@@ -110,7 +112,7 @@ def add_robot_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
 def add_serve_options(sub: argparse.ArgumentParser) -> None:
     """The options of ``serve``."""
     add = sub.add_argument
-    add("checkpoint", help="a checkpoint, or a run's folder: its newest")
+    add("checkpoint", help="a checkpoint, a run's folder (its newest), or an exported file")
     add(
         "overrides",
         nargs="*",
@@ -130,12 +132,14 @@ def add_serve_options(sub: argparse.ArgumentParser) -> None:
     text = "share of an episode that is long (default: %(default)s)"
     add("--overdue", type=float, default=0.7, help=text)
     add_dream_options(sub)
+    add_guidance_options(sub)
 
 
 def add_deploy_options(sub: argparse.ArgumentParser) -> None:
     """The options of ``deploy``."""
     add = sub.add_argument
-    add("checkpoint", help="a checkpoint, a run's folder, or ws://HOST:PORT of its server")
+    text = "a checkpoint, a run's folder, an exported file, or ws://HOST:PORT of its server"
+    add("checkpoint", help=text)
     add("overrides", nargs="*", metavar="key.sub=value")
     text = "twin (simulated, here), ros2, rosbridge, ros1, libfranka (default: %(default)s)"
     add("--robot", default="twin", help=text)
@@ -164,6 +168,7 @@ def add_deploy_options(sub: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, help="of the policy's noise")
     add_detector_option(sub)
     add_dream_options(sub)
+    add_guidance_options(sub)
     add("--json", action="store_true")
 
 
@@ -209,6 +214,24 @@ def add_dream_options(sub: argparse.ArgumentParser) -> None:
     add("--proposals", type=int, default=8, metavar="N", help=text)
     text = "keep the policy's first unless another promises more by this (default: %(default)s)"
     add("--margin", type=float, default=0.0, metavar="P", help=text)
+
+
+def add_guidance_options(sub: argparse.ArgumentParser) -> None:
+    """How far a policy moves away from the one that its training began with."""
+    text = "the checkpoint from which training started, for --guidance"
+    sub.add_argument("--base", default="", metavar="CHECKPOINT", help=text)
+    text = (
+        "how far to move from the policy of --base: 0 is that policy, 1 the trained one, more "
+        "goes further (default: %(default)s)"
+    )
+    sub.add_argument("--guidance", type=float, default=1.0, metavar="W", help=text)
+
+
+def guidance_options(a: argparse.Namespace) -> Any:
+    """What ``add_guidance_options`` was given."""
+    from embodyrl.real_robot.policy_link.guidance_options import GuidanceOptions
+
+    return GuidanceOptions(a.base, a.guidance)
 
 
 def dream_options(a: argparse.Namespace) -> Any:
@@ -270,6 +293,7 @@ def deploy(a: argparse.Namespace) -> int:
         seed=a.seed,
         detectors=a.detector,
         dream=dream_options(a),
+        guidance=guidance_options(a),
     )
     if a.json:
         print(json.dumps(result))
@@ -326,6 +350,7 @@ def _serve(a: argparse.Namespace) -> int:
         a.overdue,
         dream_options(a),
         a.overrides,
+        guidance_options(a),
     )
     return 0
 

@@ -33,6 +33,7 @@ from embodyrl.functional.intervals import (
     pass_at_k,
     wilson,
 )
+from embodyrl.policies.exported.actor import ExportedActor
 from embodyrl.policies.guidance import GuidedPolicy
 from embodyrl.policy import Policy, num_executed
 from embodyrl.rollouts.batches import Episode, by_policy
@@ -77,6 +78,7 @@ def open_checkpoint(
     dream: str = "",
     proposals: int = 8,
     margin: float = 0.0,
+    exported: str = "",
     say: Callable[[str], None] = lambda text: None,
 ) -> Iterator[OpenCheckpoint]:
     """Builds env and policy of a checkpoint; the env is closed behind the block.
@@ -92,7 +94,12 @@ def open_checkpoint(
     with described_by(path):
         env = make_env(limit_num_envs(config.env, episodes), config.run.device)
     try:
-        policy: Any = load_policy(path, config.policy, env.spec, config.run.seed, device)
+        # The checkpoint's policy, or what was exported of it.
+        policy: Any
+        if exported:
+            policy = ExportedActor(exported, env.spec)
+        else:
+            policy = load_policy(path, config.policy, env.spec, config.run.seed, device)
         if base:
             policy = GuidedPolicy(policy, _base_policy(base, env.spec, device), guidance)
         if dream:
@@ -116,6 +123,7 @@ def evaluate_checkpoint(
     dream: str = "",
     proposals: int = 8,
     margin: float = 0.0,
+    exported: str = "",
     attempts: int = 1,
     video: str = "",
     say: Callable[[str], None] = lambda text: None,
@@ -135,6 +143,8 @@ def evaluate_checkpoint(
             (``world_models.dream_chooser``); none by default.
         proposals: so many.
         margin: in probability, by which another one must promise more than the policy's first.
+        exported: a file of ``embodyrl export --to``, which acts in place of the checkpoint's own
+            policy; none by default.
         attempts: K, how often each initial state is tried, every time with other noise. The other
             figures are of the first attempt.
         video: folder for videos of the first ``run.videos`` episodes; empty films none.
@@ -157,7 +167,7 @@ def evaluate_checkpoint(
     if attempts < 1:
         raise UserError(f"attempts is {attempts}; it must be 1 or more.")
     actor: dict[str, Any] = {"base": base, "guidance": guidance}
-    actor |= {"dream": dream, "proposals": proposals, "margin": margin}
+    actor |= {"dream": dream, "proposals": proposals, "margin": margin, "exported": exported}
     with open_checkpoint(path, overrides, episodes=episodes, say=say, **actor) as run:
         env, policy, inits, device = run.env, run.policy, run.inits, run.device
         if attempts > 1:

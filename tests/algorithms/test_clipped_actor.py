@@ -8,6 +8,7 @@ from torch import nn
 
 from embodyrl.algorithms.clipped_actor import ADAPTIVE_RANGE, ActorConfig, ClippedActor
 from embodyrl.algorithms.optim import Means
+from embodyrl.errors import UserError
 from embodyrl.functional.flow import DenoisingTransition
 from embodyrl.types import DenoisingTrace, EnvSpec, Obs, PolicyEval
 
@@ -79,7 +80,7 @@ def test_importance_is_proximal_over_behaviour_and_at_most_the_cap():
     obs, trace = rollout()
     stats = Means()
     given = torch.tensor([1.0, 2.0, 3.0, 1.0, 1.0, 1.0])
-    proximal, weight = actor._old_policy(
+    proximal, weight, _ = actor._old_policy(
         obs, trace, behaviour_of(shift), torch.arange(B), given, stats
     )
     expected = torch.tensor([1.0, 1.5, 0.5, 2.0, 2.0, math.exp(-9)])
@@ -95,9 +96,66 @@ def test_without_a_cap_the_rollout_is_the_old_policy_and_all_weigh_the_same():
     actor = make()
     obs, trace = rollout()
     old = behaviour_of(torch.ones(B))
-    behaviour, weight = actor._old_policy(obs, trace, old, torch.arange(B), None, Means())
+    behaviour, weight, useful = actor._old_policy(obs, trace, old, torch.arange(B), None, Means())
     torch.testing.assert_close(behaviour, old.sum(1))
-    assert torch.equal(weight, torch.ones(B))
+    assert torch.equal(weight, torch.ones(B)) and useful == 1.0
+
+
+def test_masked_chunks_weigh_nothing_and_the_others_keep_their_weights():
+    """IcePop: exp(shift) in [.5, 2] stays, what lies outside is 0; the gradient is that of the rest."""
+    shift = torch.tensor([0.0, math.log(1.5), -math.log(1.9), math.log(4.0), 9.0, -9.0])
+    settings = {"behaviour_cap": 2.0, "behaviour_filter": "mask", "behaviour_low": 0.5}
+    actor = make(**settings, max_grad_norm=0.0)
+    obs, trace = rollout()
+    stats = Means()
+    _, weight, useful = actor._old_policy(
+        obs, trace, behaviour_of(shift), torch.arange(B), None, stats
+    )
+    expected = torch.tensor([1.0, 1.5, 1 / 1.9, 0.0, 0.0, 0.0])
+    torch.testing.assert_close(weight, expected, rtol=1e-4, atol=1e-6)
+    assert stats.means()["behaviour_masked"] == pytest.approx(0.5)
+    assert useful == pytest.approx(float(expected.sum() ** 2 / (B * expected.square().sum())))
+    advantage = torch.tensor([1.0, -2.0, 0.5, -0.3, 1.5, 0.7])
+    update(actor, behaviour_of(shift), advantage)
+    slope = trace.x[:, 1:, 0, 0].sum(1)
+    torch.testing.assert_close(
+        actor.policy.mean.grad, -(expected * advantage * slope).mean(), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("schedule", ["linear", "adaptive"])
+def test_the_rate_falls_with_the_root_of_the_effective_sample_size(schedule):
+    """Two of six chunks outside the band: the others weigh the same, so 4/6 of the samples are left."""
+    shift = torch.tensor([0.0, 0.0, 0.0, 0.0, 9.0, -9.0])
+    settings = {"behaviour_cap": 2.0, "behaviour_filter": "mask", "behaviour_ess": True}
+    by_kl = {"lr_schedule": "adaptive", "target_kl": 0.02, "lr_warmup": 10}
+    actor = make(**settings, lr=1e-3, **(by_kl if schedule == "adaptive" else {}))
+    found = update(actor, behaviour_of(shift), torch.zeros(B))
+    assert found["ess"] == pytest.approx(4 / 6, rel=1e-5)
+    assert found["actor_lr"] == pytest.approx(1e-3 * math.sqrt(4 / 6), rel=1e-5)
+    # The next iteration begins at the schedule's own rate, not at the scaled one.
+    grown = 1.5 if schedule == "adaptive" else 1.0
+    assert actor.optimizer.lr == pytest.approx(1e-3 * grown)
+    # Adam's first step is as long as its rate.
+    actor = make(**settings, lr=1e-3, max_grad_norm=0.0)
+    update(actor, behaviour_of(shift), torch.ones(B))
+    assert abs(float(actor.policy.mean.detach())) == pytest.approx(
+        1e-3 * math.sqrt(4 / 6), rel=1e-2
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"behaviour_filter": "mask"}, "behaviour_cap=0 weights no chunk"),
+        ({"behaviour_ess": True}, "behaviour_cap=0 weights no chunk"),
+        ({"behaviour_cap": 2.0, "behaviour_low": 0.3}, "has no lower end"),
+        ({"rollout_precision": "int8"}, "set algorithm.behaviour_cap=2 as well"),
+    ],
+)
+def test_settings_of_the_behaviour_that_nothing_reads_are_refused(settings, words):
+    with pytest.raises(UserError, match=words):
+        make(**settings)
 
 
 def test_the_gradient_is_importance_times_reinforce():

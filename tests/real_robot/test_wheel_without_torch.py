@@ -23,8 +23,13 @@ from embodyrl.real_robot.logs.mcap_log import read
 from embodyrl.real_robot.twin.mujoco_twin import MujocoTwin
 from embodyrl.storage import checkpoint
 from embodyrl.storage.env_spec import spec_to_json
+from embodyrl.training.export_file import export_file
 
 ROOT = Path(__file__).parents[2]
+PRESET = (
+    "env: {name: mujoco, task: reach, image_size: 32, num_envs: 1}\n"
+    "policy: {name: flow_vla, width: 32, heads: 2}\nalgorithm: {name: ppo}\n"
+)
 
 
 def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -54,6 +59,7 @@ def test_the_wheel_holds_the_projects_own_files(wheel: Path) -> None:
     assert {
         "embodyrl/real_robot/control/safety.py",
         "embodyrl/real_robot/operator/page.html",
+        "embodyrl/policies/exported/runner.py",
     } <= set(names)
     assert "torch" not in said and "embodyrl/training/runner.py" not in names
 
@@ -78,18 +84,22 @@ def speaking(*command: str | Path) -> Iterator[str]:
         process.wait()
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_without_torch_it_drives_the_twin_by_a_served_policy(wheel: Path, tmp_path: Path) -> None:
-    bare = tmp_path / "bare"
+@pytest.fixture(scope="module")
+def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment that has the wheel and what it asks for, and no PyTorch."""
+    folder = tmp_path_factory.mktemp("environment")
+    bare = folder / "bare"
     venv.create(bare, with_pip=False, symlinks=True)
-    done = run(sys.executable, "-m", "pip", "--python", bare, "install", "-q", wheel, cwd=tmp_path)
+    what = f"embodyrl-robot[onnx] @ {wheel.as_uri()}"
+    done = run(sys.executable, "-m", "pip", "--python", bare, "install", "-q", what, cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert run(bare / "bin/python", "-c", "import torch", cwd=tmp_path).returncode == 1
-    (tmp_path / "preset.yaml").write_text(
-        "env: {name: mujoco, task: reach, image_size: 32, num_envs: 1}\n"
-        "policy: {name: flow_vla, width: 32, heads: 2}\nalgorithm: {name: ppo}\n"
-    )
+    assert run(bare / "bin/python", "-c", "import torch", cwd=folder).returncode == 1
+    return bare
+
+
+def checkpoint_of(preset: str, tmp_path: Path) -> Path:
+    """A checkpoint with fresh weights, for the twin of its env."""
+    (tmp_path / "preset.yaml").write_text(preset)
     config = compose(str(tmp_path / "preset.yaml"), [])
     env = MujocoTwin(config.env)  # type: ignore[arg-type]
     policy = make_policy(config.policy, env.spec, 0)
@@ -98,9 +108,15 @@ def test_without_torch_it_drives_the_twin_by_a_served_policy(wheel: Path, tmp_pa
         "spec": spec_to_json(env.spec),
     }
     env.close()
-    saved = checkpoint.save(tmp_path / "step_000001", {"policy": policy.state_dict()}, meta)
-    (tmp_path / "token").write_text("a" * 32)
     (tmp_path / "twin.yaml").write_text(json.dumps({"preset": "twin", "safety": asdict(PATIENT)}))
+    return checkpoint.save(tmp_path / "step_000001", {"policy": policy.state_dict()}, meta)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_without_torch_it_drives_the_twin_by_a_served_policy(bare: Path, tmp_path: Path) -> None:
+    saved = checkpoint_of(PRESET, tmp_path)
+    (tmp_path / "token").write_text("a" * 32)
     options = (
         "--robot",
         "rosbridge",
@@ -118,6 +134,23 @@ def test_without_torch_it_drives_the_twin_by_a_served_policy(wheel: Path, tmp_pa
         done = run(
             bare / "bin/embodyrl-robot", policy_at, *options, "--address", arm_at, cwd=tmp_path
         )
+    check_driven(done, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_without_torch_it_drives_the_twin_by_an_exported_file(bare: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    saved = checkpoint_of(PRESET, tmp_path)
+    file = export_file(str(saved), tmp_path / "policy.onnx")[0]
+    options = ("--robot", "rosbridge", "--robot-file", "twin.yaml", "--mode", "sync")
+    with speaking("twin", saved, "--transport", "rosbridge", "--port", "0") as arm_at:
+        done = run(bare / "bin/embodyrl-robot", file, *options, "--address", arm_at, cwd=tmp_path)
+    check_driven(done, tmp_path)
+
+
+def check_driven(done: subprocess.CompletedProcess[str], tmp_path: Path) -> None:
+    """The arm was driven within its limits, and all of it is in the log."""
     assert done.returncode == 0, done.stdout + done.stderr
     assert "mujoco/reach on rosbridge" in done.stdout
     result = json.loads((tmp_path / "runs/deploy/result.json").read_text())["results"][0]

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from embodyrl.errors import UserError
 from embodyrl.functional.flow import Generators, randn
 from embodyrl.policies.chooser import CHOOSER_PARTS, Chooser, check_chooser
-from embodyrl.policies.flow_base import check_executed
+from embodyrl.policies.flow_checks import check_executed
 from embodyrl.policies.vla.fixed_size import FixedSizeConfig, read_fixed_size
 from embodyrl.policies.vla.lerobot_io import write_checkpoint
 from embodyrl.policies.vla.processors import ActionNormalizer

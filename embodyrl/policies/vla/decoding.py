@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from embodyrl.errors import refuse_unread
 from embodyrl.functional.masked_diffusion import MASKED, MaskedSteps
 from embodyrl.policies.chooser import ChooserConfig, check_chooser
-from embodyrl.policies.flow_base import check_executed
+from embodyrl.policies.flow_checks import check_executed
 from embodyrl.policies.vla.token_base import TokenTransition
 from embodyrl.ranges import Count, CountOrZero, Positive
 

@@ -31,7 +31,8 @@ from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.diffusion import DiffusionTransition
 from embodyrl.policies.actor_critic import BELONGS_TO, CRITICS
 from embodyrl.policies.chooser import check_chooser
-from embodyrl.policies.flow_base import TRAINED_STEPS, FlowPolicy, check_executed, check_start
+from embodyrl.policies.flow_base import FlowPolicy
+from embodyrl.policies.flow_checks import TRAINED_STEPS, check_executed, check_start
 from embodyrl.policies.sample_path import integrate
 from embodyrl.policies.vla.fixed_size import FixedSizeConfig, read_fixed_size
 from embodyrl.policies.vla.lerobot_io import write_checkpoint

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from embodyrl.errors import UserError
 from embodyrl.functional.flow import Generators
 from embodyrl.functional.losses import masked_mean
-from embodyrl.policies.flow_base import check_executed
+from embodyrl.policies.flow_checks import check_executed
 from embodyrl.policies.vla import openvla_io
 from embodyrl.policies.vla.action_tokens import QuantileScale
 from embodyrl.policies.vla.nets import all_see_all

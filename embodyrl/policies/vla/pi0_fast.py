@@ -34,7 +34,7 @@ from embodyrl.build import described_by
 from embodyrl.errors import UserError
 from embodyrl.policies.actor_critic import CRITICS
 from embodyrl.policies.chooser import ChooserConfig, check_chooser
-from embodyrl.policies.flow_base import check_executed
+from embodyrl.policies.flow_checks import check_executed
 from embodyrl.policies.vla import lerobot_io, lerobot_parts
 from embodyrl.policies.vla.fast_words import FastWords, load_fast_words
 from embodyrl.policies.vla.frozen_weights import SharesFrozenWeights

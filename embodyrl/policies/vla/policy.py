@@ -28,7 +28,8 @@ from embodyrl.errors import UserError
 from embodyrl.functional.flow import squash_log_std
 from embodyrl.policies.actor_critic import BELONGS_TO, CRITICS
 from embodyrl.policies.chooser import ChooserConfig
-from embodyrl.policies.flow_base import TRAINED_STEPS, TRANSITIONS, FlowPolicy, check_sampler
+from embodyrl.policies.flow_base import FlowPolicy
+from embodyrl.policies.flow_checks import TRAINED_STEPS, TRANSITIONS, check_sampler
 from embodyrl.policies.vla import lerobot_io, lerobot_parts
 from embodyrl.policies.vla.frozen_weights import SharesFrozenWeights
 from embodyrl.policies.vla.lora import add_adapters, without_adapters

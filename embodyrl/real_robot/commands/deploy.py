@@ -9,7 +9,7 @@ from typing import Any
 
 from embodyrl.errors import UserError
 from embodyrl.functional.intervals import format_rate, wilson
-from embodyrl.real_robot.commands.deployment import open_deployment
+from embodyrl.real_robot.commands.deployment import NO_DREAM, NO_GUIDANCE, open_deployment
 from embodyrl.real_robot.connect_robot import ask_at_terminal
 from embodyrl.real_robot.control.clocks import PacedClock
 from embodyrl.real_robot.control.episode import EndedBy
@@ -17,9 +17,8 @@ from embodyrl.real_robot.control.messages import Mode
 from embodyrl.real_robot.logs.mcap_log import RunLog
 from embodyrl.real_robot.operator.device_operator import open_operator
 from embodyrl.real_robot.policy_link.dream_options import DreamOptions
+from embodyrl.real_robot.policy_link.guidance_options import GuidanceOptions
 from embodyrl.storage.atomic_files import write_json
-
-NO_DREAM = DreamOptions()
 
 
 def deploy_checkpoint(
@@ -44,12 +43,13 @@ def deploy_checkpoint(
     seed: int = 0,
     detectors: Sequence[str] = (),
     dream: DreamOptions = NO_DREAM,
+    guidance: GuidanceOptions = NO_GUIDANCE,
 ) -> dict[str, Any]:
     """Runs a policy on a robot: policy server, client, executor, safety filter, robot.
 
     Args:
-        path: a checkpoint, or a run's folder; or ``ws://host:port``, where its policy is served
-            already.
+        path: a checkpoint, or a run's folder; an exported file; or ``ws://host:port``, where its
+            policy is served already.
         overrides: of the config that it was trained with, e.g. ``env.task=reach`` or
             ``policy.start_noise=0``.
         robot: ``"twin"``, the simulated one in this process, whose time stands still while the
@@ -77,6 +77,7 @@ def deploy_checkpoint(
         seed: of the policy's noise.
         detectors: folders of failure detectors; each asks for a person when it sees an episode fail.
         dream: lets a world model choose among the policy's proposals.
+        guidance: how far to move from the policy that training began with; not with the mode rtc.
 
     Returns:
         ``execute`` (actions executed of each chunk) of ``horizon`` (planned), ``episodes``
@@ -99,6 +100,8 @@ def deploy_checkpoint(
         "record": record,
         "detectors": [*detectors],
         "dream": dream.dream,
+        "base": guidance.base,
+        "guidance": guidance.guidance,
     }
     results: list[dict[str, Any]] = []
     result: dict[str, Any] = {}
@@ -107,7 +110,7 @@ def deploy_checkpoint(
         deployment = open_deployment(
             opened, path, overrides, robot=robot, address=address, robot_file=robot_file,
             prompt=prompt, token_file=token_file, mode=mode, execute=execute, latency=latency,
-            speed=speed, seed=seed, detectors=detectors, dream=dream,
+            speed=speed, seed=seed, detectors=detectors, dream=dream, guidance=guidance,
         )  # fmt: skip
         connected = deployment.connected
         if connected.simulated and (operator is not None or hand):

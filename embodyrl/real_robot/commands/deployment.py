@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from embodyrl.errors import UserError, did_you_mean
+from embodyrl.policies.exported import is_policy_file
 from embodyrl.real_robot.commands.signals import ctrl_c_is_estop
 from embodyrl.real_robot.commands.tokens import read_token
 from embodyrl.real_robot.connect_robot import (
@@ -29,9 +30,12 @@ from embodyrl.real_robot.logs.mcap_log import RunLog
 from embodyrl.real_robot.policy_link.client import PolicyClient
 from embodyrl.real_robot.policy_link.connect_policy import serve_apart, serve_elsewhere, serve_here
 from embodyrl.real_robot.policy_link.dream_options import DreamOptions
+from embodyrl.real_robot.policy_link.file_policy import FilePolicy
+from embodyrl.real_robot.policy_link.guidance_options import GuidanceOptions
 from embodyrl.real_robot.policy_link.metadata import camera_sizes
 
 NO_DREAM = DreamOptions()
+NO_GUIDANCE = GuidanceOptions()
 
 
 @dataclass
@@ -146,6 +150,7 @@ def open_deployment(
     seed: int = 0,
     detectors: Sequence[str] = (),
     dream: DreamOptions = NO_DREAM,
+    guidance: GuidanceOptions = NO_GUIDANCE,
 ) -> Deployment:
     """Connects a policy to a robot; ``opened`` disconnects both in the end.
 
@@ -157,16 +162,30 @@ def open_deployment(
     _check_arguments(path, robot, robot_file, speed)
     of_policy = [o for o in overrides if o.startswith("policy.")]
     watched = [word for folder in detectors for word in ("--detector", folder)]
-    if path.startswith("ws://") and (given := [*watched[:1], *dream.words[:1], *of_policy]):
+    given = [*watched[:1], *dream.words[:1], *guidance.words[:1], *of_policy]
+    if path.startswith("ws://") and given:
         raise UserError(f"{path} is served already: give {given[0]} to `embodyrl serve` there.")
+    if is_policy_file(path):
+        if given:
+            raise UserError(f"{path} is an exported policy: {given[0]} needs its checkpoint.")
+        if mode == "rtc":
+            raise UserError(
+                "--mode rtc continues the previous chunk, which an exported policy cannot. Give "
+                "--mode sync, naive or ensemble."
+            )
+    if guidance.base and mode == "rtc":
+        raise UserError(
+            "--base mixes two policies, and --mode rtc continues the chunk of one. Give --mode "
+            "sync, naive or ensemble."
+        )
     latency_of = (lambda took: latency) if latency >= 0 else float
     if robot == "twin":
-        client, connected = _open_twin(opened, path, overrides, seed, detectors, dream)
+        client, connected = _open_twin(opened, path, overrides, seed, detectors, dream, guidance)
     else:
         in_scene = robot == "libfranka" and not robot_file
         others = [o for o in overrides if o not in of_policy]
         _refuse_twin_options(() if in_scene else others, latency)
-        words = [*of_policy, *watched, *dream.words]
+        words = [*of_policy, *watched, *dream.words, *guidance.words]
         client = _open_policy(opened, path, token_file, seed, words)
         connected = _open_robot(
             opened, robot, address, robot_file, prompt, client.metadata,
@@ -184,10 +203,11 @@ def _check_arguments(path: str, robot: str, robot_file: str, speed: float) -> No
     if robot not in ROBOTS:
         raise UserError(f"There is no robot {robot!r}. {did_you_mean(robot, ROBOTS)}")
     simulated = robot == "twin" or (robot == "libfranka" and not robot_file)
-    if path.startswith("ws://") and simulated:
+    if (path.startswith("ws://") or is_policy_file(path)) and simulated:
+        what = "an exported file" if is_policy_file(path) else "a server"
         raise UserError(
             f"The simulated arm of --robot {robot} plays the task of a checkpoint, but {path} is "
-            "a server. Give a checkpoint, or another robot."
+            f"{what}. Give a checkpoint, or another robot."
         )
 
 
@@ -212,6 +232,7 @@ def _open_twin(
     seed: int,
     detectors: Sequence[str],
     dream: DreamOptions,
+    guidance: GuidanceOptions,
 ) -> tuple[PolicyClient, ConnectedRobot]:
     """The policy and the simulated arm, both in this process."""
     from embodyrl import starting  # a robot's computer has neither this module nor torch
@@ -226,8 +247,9 @@ def _open_twin(
     device = load_config(path, overrides).run.device
     of_policy = [o for o in overrides if o.startswith("policy.")]
     policy = CheckpointPolicy(
-        path, device, seed, detectors=detectors, dream=dream, overrides=of_policy
-    )
+        path, device, seed, detectors=detectors, dream=dream, overrides=of_policy,
+        guidance=guidance,
+    )  # fmt: skip
     connected = opened.enter_context(simulated_robot(config))
     # The overrides may have changed the task into one that the policy does not fit.
     spec = connected.robot.spec  # type: ignore[attr-defined]
@@ -241,6 +263,8 @@ def _open_policy(
     """The policy on another machine, or in a process of its own."""
     if path.startswith("ws://"):
         return opened.enter_context(serve_elsewhere(path, read_token(token_file)))
+    if is_policy_file(path):
+        return opened.enter_context(serve_here(FilePolicy(path, seed)))
     return opened.enter_context(serve_apart(path, seed=seed, options=options))
 
 

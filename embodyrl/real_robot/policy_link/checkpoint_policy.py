@@ -13,8 +13,10 @@ from embodyrl.build import load_config, load_policy, load_spec
 from embodyrl.detectors.folder import check_detector, load_detector
 from embodyrl.devices import use_device
 from embodyrl.errors import UserError
+from embodyrl.policies.guidance import GuidedPolicy
 from embodyrl.policy import num_executed
 from embodyrl.real_robot.policy_link.dream_options import DreamOptions
+from embodyrl.real_robot.policy_link.guidance_options import GuidanceOptions
 from embodyrl.real_robot.policy_link.metadata import policy_facts
 from embodyrl.real_robot.policy_link.monitors import (
     DetectorMonitor,
@@ -32,6 +34,7 @@ from embodyrl.world_models.dream_chooser import DreamChooser
 from embodyrl.world_models.model import WorldModel
 
 NO_DREAM = DreamOptions()
+NO_GUIDANCE = GuidanceOptions()
 
 
 class CheckpointPolicy:
@@ -46,6 +49,7 @@ class CheckpointPolicy:
         detectors: folders of failure detectors, which are further monitors.
         dream: lets a world model choose among several proposals.
         overrides: ``policy.key=value``, of the config that it was trained with.
+        guidance: mixes in the policy that training began with.
 
     Attributes:
         metadata: what a server tells its clients about the policy. ``horizon`` is the number of
@@ -61,6 +65,7 @@ class CheckpointPolicy:
         detectors: Sequence[str] = (),
         dream: DreamOptions = NO_DREAM,
         overrides: Sequence[str] = (),
+        guidance: GuidanceOptions = NO_GUIDANCE,
     ) -> None:
         # The checkpoint says which policy it is, and the env that it was made for.
         self.config = load_config(path, overrides)
@@ -73,6 +78,7 @@ class CheckpointPolicy:
         self.device = use_device(device, "--device")
         self.policy: Any = load_policy(path, self.config.policy, self.spec, 0, self.device)
         self.policy.eval()
+        self._guided = self._guide(guidance, dream)
         # It dreams of the executed actions, so it is built before the plan is sent whole.
         self._dream: DreamChooser | None = None
         if dream.dream:
@@ -93,6 +99,24 @@ class CheckpointPolicy:
         sent = num_executed(self.policy.config)
         self.metadata = policy_facts(self.spec) | {"horizon": sent, "execute": execute}
 
+    def _guide(self, guidance: GuidanceOptions, dream: DreamOptions) -> GuidedPolicy | None:
+        """The policy with the base mixed in; None without a base.
+
+        Raises:
+            UserError: a dream shall choose as well, or the two do not go together.
+        """
+        if not guidance.base:
+            return None
+        if dream.dream:
+            raise UserError(
+                "--dream chooses among proposals of one policy, and --base mixes two. Leave one "
+                "of them out."
+            )
+        # The base acts in the same env, from the same noise.
+        config = load_config(guidance.base)
+        base = load_policy(guidance.base, config.policy, self.spec, 0, self.device)
+        return GuidedPolicy(self.policy, base, guidance.guidance)
+
     def infer(self, observation: dict[str, Any]) -> dict[str, Any]:
         """Infers the next chunk.
 
@@ -106,7 +130,7 @@ class CheckpointPolicy:
         if "previous" in observation:
             actions = self._continued(obs, observation)
         else:
-            actor = self._dream or self.policy
+            actor = self._dream or self._guided or self.policy
             actions = actor.sample(obs, generator=self._generator, mode="eval").actions
         chunk = actions[0].float().cpu().numpy().astype(np.float32)
         why = first_reason(self.monitors)(observation, chunk)
@@ -114,6 +138,11 @@ class CheckpointPolicy:
 
     def _continued(self, obs: Obs, request: dict[str, Any]) -> torch.Tensor:
         """A chunk (1, H, A) that continues the previous one, by real-time chunking."""
+        if self._guided is not None:
+            raise UserError(
+                "A guided policy cannot continue its previous chunk (real-time chunking). Execute "
+                "with --mode sync, naive or ensemble, or serve it without --base."
+            )
         # Several of them where there is a choice among proposals.
         count = self._proposals()
         many = Obs.cat([obs] * count)
