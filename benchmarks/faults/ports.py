@@ -24,7 +24,7 @@ from embodyrl.real_robot.control.clocks import RealClock
 from embodyrl.real_robot.operator import OperatorPage
 from embodyrl.real_robot.policy_link.client import PolicyClient
 from embodyrl.real_robot.policy_link.server import PolicyServer
-from embodyrl.real_robot.remote.learner import RemoteActor
+from embodyrl.real_robot.remote.learner import RemoteActors
 from embodyrl.real_robot.ros.rosbridge_server import RosbridgeServer
 
 TOKEN = "0123456789abcdef"
@@ -44,7 +44,7 @@ def ports() -> Iterator[dict[str, int]]:
         "algorithm": {"name": "sac_flow", "num_chunks": 4, "shared_critic": True},
         "run": {"out": "/nonexistent"},
     }
-    learner = RemoteActor(resolve(run), port=0, token=TOKEN)
+    learner = RemoteActors(resolve(run), port=0, token=TOKEN)
     page = OperatorPage(RealClock())
     bridge = RosbridgeServer(0)
     try:
@@ -155,7 +155,7 @@ def _honest(open_ports: dict[str, int]) -> None:
     assert client.connect() == METADATA
     client.close()
     secret = {"Authorization": f"Api-Key {TOKEN}"}
-    with connect(f"ws://localhost:{open_ports[KINDS[1]]}", additional_headers=secret) as learner:
+    with connect(f"ws://localhost:{open_ports[KINDS[1]]}/left", additional_headers=secret) as learner:
         assert learner.recv()
     at = f"127.0.0.1:{open_ports[KINDS[2]]}"
     with connect(f"ws://{at}/socket", origin=Origin(f"http://{at}")):

@@ -26,7 +26,7 @@ from embodyrl.real_robot.control.actions import SPACES, DeltaDecoder, proprio_di
 from embodyrl.real_robot.control.clocks import PacedClock
 from embodyrl.real_robot.control.frozen_camera import FrozenCameraCheck
 from embodyrl.real_robot.control.messages import Mode
-from embodyrl.real_robot.control.operator import Operator
+from embodyrl.real_robot.control.operator import HOLDS, LOST, Operator
 from embodyrl.real_robot.control.robot import NotReadyError
 from embodyrl.real_robot.control.safety import SafetyFilter
 from embodyrl.real_robot.control.step_driver import StepDriver
@@ -282,8 +282,8 @@ class RobotEnv(SteppedVecEnv):
                     driver.wait_until(driver.clock.now() + 2 * driver.guard.config.tick)
                 elif wish in ("success", "failure"):
                     label = wish
-                elif wish == "hold":
-                    driver.hold("a person said hold")
+                elif wish in ("hold", LOST):
+                    driver.hold(HOLDS[wish])
                     held = True
                 elif wish == "takeover":
                     driver.hand_over(True)
@@ -294,7 +294,9 @@ class RobotEnv(SteppedVecEnv):
                     held = False
                 elif wish in ("release", "run") and driver.person:
                     self._releasing = True
-            person.show(driver.status(), self._connected.robot.pictures())
+            status = driver.status()
+            status["asks"] = status["reason"] if held or driver.broken else ""
+            person.show(status, self._connected.robot.pictures())
             if not held or label or driver.broken:
                 break
             driver.wait_until(driver.clock.now() + 0.1)
