@@ -15,6 +15,7 @@ from torch import Tensor
 
 from embodyrl.env import SteppedVecEnv, Tick
 from embodyrl.errors import UserError
+from embodyrl.real_robot.commands.tokens import read_token
 from embodyrl.real_robot.connect_robot import (
     ConnectedRobot,
     ask_at_terminal,
@@ -37,6 +38,7 @@ from embodyrl.real_robot.env.config import (
     robot_spec,
     task_config,
 )
+from embodyrl.real_robot.env.overdue import Overdue
 from embodyrl.real_robot.env.reflector_judge import ReflectorJudge
 from embodyrl.real_robot.logs.mcap_log import RunLog
 from embodyrl.real_robot.operator.device_operator import open_operator
@@ -105,6 +107,7 @@ class RobotEnv(SteppedVecEnv):
         self._log: RunLog | None = None
         self._seen: dict[str, Any] | None = None
         self._episodes = 0
+        self._overdue = Overdue(config)
         self._releasing = False  # the person lets go at the end of the chunk
         # A simulated robot tells its own proprio, which may hold more.
         task = getattr(self._connected.robot, "spec", None)
@@ -133,11 +136,14 @@ class RobotEnv(SteppedVecEnv):
             self._operator = ScriptedOperator(
                 self.twin, config.corrector, elapsed=lambda: self.elapsed, look=self.look
             )
-        elif config.operator >= 0 or config.hand:
+        elif config.operator >= 0 or config.operator_page or config.hand:
             if connected.simulated:
                 connected.clock = PacedClock(connected.clock)
-            port = config.operator if config.operator >= 0 else None
-            self._operator, page = open_operator(self._open, connected.clock, port, config.hand)
+            place = config.operator_page or (config.operator if config.operator >= 0 else None)
+            token = read_token(config.operator_token)
+            self._operator, page = open_operator(
+                self._open, connected.clock, place, config.hand, token
+            )
             self._ask = ask or (page.ask if page is not None else ask_at_terminal)
 
     @property
@@ -199,6 +205,7 @@ class RobotEnv(SteppedVecEnv):
         )
         if isinstance(self._judge, ReflectorJudge):
             self._judge.begin()
+        self._overdue.begin()
         self._releasing = False
         self._outcome = {"solved": False, "reason": ""}
         self._driver.start()
@@ -274,6 +281,9 @@ class RobotEnv(SteppedVecEnv):
         person = self._operator
         label = ""
         held = driver.person and driver.guard.mode == Mode.HOLD
+        if person is not None and (why := self._overdue(self.elapsed + 1, driver.person)):
+            driver.hold(why)
+            held = True
         while person is not None:
             for wish in person.wishes():
                 if wish == "estop":

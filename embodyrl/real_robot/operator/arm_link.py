@@ -16,6 +16,7 @@ import logging
 import queue
 import threading
 import time
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -64,9 +65,10 @@ class ArmLink(Operator):
         self._shown: tuple[int, dict[str, Any], dict[str, NDArray[np.uint8]]] = (0, {}, {})
         self._news = threading.Condition()
         self._closing = False
-        first = self._connect()
+        opened = ExitStack()
+        first = self._connect(opened)
         self._thread = threading.Thread(
-            target=self._work, args=(first,), name="arm link", daemon=True
+            target=self._work, args=(opened, first), name="arm link", daemon=True
         )
         self._thread.start()
 
@@ -104,20 +106,22 @@ class ArmLink(Operator):
 
     # ---- The link, in threads of its own.
 
-    def _connect(self) -> ClientConnection:
-        """Opens the link.
+    def _connect(self, opened: ExitStack) -> ClientConnection:
+        """Opens the link, which ``opened`` closes.
 
         Raises:
             UserError: the page does not answer, or refuses the arm.
         """
         try:
-            connection = connect(
-                self.address,
-                additional_headers=self._headers,
-                compression=None,
-                max_size=MAX_MESSAGE,
-                open_timeout=5.0,
-                close_timeout=1.0,
+            connection = opened.enter_context(
+                connect(
+                    self.address,
+                    additional_headers=self._headers,
+                    compression=None,
+                    max_size=MAX_MESSAGE,
+                    open_timeout=5.0,
+                    close_timeout=1.0,
+                )
             )
         except (OSError, InvalidHandshake, InvalidURI, TimeoutError) as error:
             raise UserError(
@@ -128,29 +132,31 @@ class ArmLink(Operator):
             # The page says one word to an arm that it takes.
             self._hear(connection.recv(timeout=5.0))
         except (ConnectionClosed, TimeoutError, MessageError) as error:
-            connection.close()
+            opened.close()
             reason = getattr(getattr(error, "rcvd", None), "reason", "") or str(error)
             raise UserError(
                 f"The page at {self.address} does not take this arm: {reason}."
             ) from error
         return connection
 
-    def _work(self, connection: ClientConnection) -> None:
+    def _work(self, opened: ExitStack, connection: ClientConnection) -> None:
         """Keeps the link until ``close``."""
         while True:
-            self._listen(connection)
+            with opened:
+                self._listen(connection)
             if self._closing:
                 return
             # Nothing moves the arm while nobody could stop it.
             self._wishes.put(LOST)
             log.warning("The link to the page at %s is lost; the arm is held.", self.address)
+            opened = ExitStack()
             while True:
                 with self._news:
                     self._news.wait_for(lambda: self._closing, AGAIN)
                 if self._closing:
                     return
                 try:
-                    connection = self._connect()
+                    connection = self._connect(opened)
                     break
                 except UserError:
                     continue
@@ -172,7 +178,6 @@ class ArmLink(Operator):
         ended.set()
         with self._news:
             self._news.notify_all()
-        connection.close()
 
     def _hear(self, data: str | bytes) -> None:
         """Takes in a wish, keys, or a word that only says that the page is there.

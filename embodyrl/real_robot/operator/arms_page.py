@@ -13,7 +13,6 @@ import json
 import secrets
 import threading
 import time
-from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,9 @@ from websockets.sync.server import ServerConnection
 from embodyrl.errors import UserError
 from embodyrl.real_robot.arm_names import check_name
 from embodyrl.real_robot.control.operator import WISHES
+from embodyrl.real_robot.operator.arm_state import ArmState, check_status
 from embodyrl.real_robot.operator.page import BEAT, MAX_MESSAGE, PAGE_HEADERS, Keys, read_page
-from embodyrl.real_robot.parsing import MessageError, check_depth, number, parse_json, text
+from embodyrl.real_robot.parsing import MessageError, number, parse_json, text
 from embodyrl.real_robot.ports import is_loopback, listen, peer, same_secret
 
 PORT = 8002
@@ -43,41 +43,6 @@ PERIOD = 0.1
 """s between two updates of the page."""
 TAKES = ("takeover", "rewind")
 """Wishes after which the person moves the arm."""
-
-
-@dataclass
-class ArmState:
-    """What the page knows of one arm.
-
-    Attributes:
-        name: of the arm.
-        connection: to it; None while the link is lost.
-        status: that it showed last.
-        images: camera -> JPEG.
-        version: changes with the images.
-        shown_at: when it last showed something new, by this machine's monotonic clock.
-        asks: why it needs a person; empty while it needs none.
-        since: when it began to ask.
-        stamp: of its last message, by its own clock.
-        stop: a stop that it could not be told.
-    """
-
-    name: str
-    connection: ServerConnection | None = None
-    status: dict[str, Any] = field(default_factory=dict)
-    images: dict[str, bytes] = field(default_factory=dict)
-    version: int = 0
-    shown_at: float = 0.0
-    asks: str = ""
-    since: float = 0.0
-    stamp: float = 0.0
-    stop: bool = False
-
-    def note_asks(self, why: str, now: float) -> None:
-        """Notes that it asks, or no longer does; the time counts from when it began."""
-        if why and not self.asks:
-            self.since = now
-        self.asks = why
 
 
 class ArmsPage:
@@ -132,8 +97,8 @@ class ArmsPage:
         local = is_loopback(str(connection.remote_address[0]))
         from_page = "Origin" in request.headers  # ``ports`` has compared it with this port
         if request.path in ("/", "/socket") and not local:
-            text_ = "The page is for this machine alone. Use a tunnel: ssh -L\n"
-            return connection.respond(HTTPStatus.FORBIDDEN, text_)
+            why = "The page is for this machine alone. Use a tunnel: ssh -L\n"
+            return connection.respond(HTTPStatus.FORBIDDEN, why)
         if request.path == "/socket":
             return (
                 None if from_page else connection.respond(HTTPStatus.FORBIDDEN, "Not from there.\n")
@@ -184,7 +149,7 @@ class ArmsPage:
         except ConnectionClosed as error:
             clean = error.rcvd is not None and error.rcvd.code == 1000
         finally:
-            self._leave(arm, connection, clean)
+            self._leave(arm, clean)
 
     def _join(self, connection: ServerConnection, name: str) -> ArmState:
         """Lets an arm in.
@@ -201,13 +166,13 @@ class ArmsPage:
                     raise UserError(f"there are {MAX_ARMS} arms already")
                 arm = self._arms[name] = ArmState(name)
             arm.connection = connection
+            arm.stamp = 0.0
             arm.shown_at = time.monotonic()
             arm.note_asks("", arm.shown_at)
             return arm
 
-    def _leave(self, arm: ArmState, connection: ServerConnection, clean: bool) -> None:
+    def _leave(self, arm: ArmState, clean: bool) -> None:
         """Notes that a link has ended. An arm that did not say goodbye stays on the page, as lost."""
-        connection.close()
         with self._news:
             if clean:
                 self._arms.pop(arm.name, None)
@@ -342,7 +307,7 @@ class ArmsPage:
                 now = time.monotonic()
                 with self._news:
                     arms = sorted(self._arms.values(), key=lambda arm: arm.name)
-                    rows = [self._row(arm, now) for arm in arms]
+                    rows = [arm.row(now) for arm in arms]
                     images: list[tuple[str, bytes]] = []
                     for arm in arms:
                         if versions.get(arm.name) != arm.version:
@@ -355,45 +320,3 @@ class ArmsPage:
                 time.sleep(PERIOD)
         except ConnectionClosed:
             pass
-
-    def _row(self, arm: ArmState, now: float) -> dict[str, Any]:
-        """What the page shows of an arm."""
-        empty = {"mode": "lost", "reason": "", "task": "", "open": True, "can": [], "numbers": {}}
-        return {
-            **empty,
-            "events": [],
-            **arm.status,
-            "name": arm.name,
-            "linked": arm.connection is not None,
-            "age": now - arm.shown_at,
-            "asks": arm.asks,
-            "waits": now - arm.since if arm.asks else 0.0,
-        }
-
-
-def check_status(status: dict[str, Any]) -> dict[str, Any]:
-    """What an arm shows, field by field; what the page does not show is left out.
-
-    Raises:
-        MessageError: a field is not as it must be.
-    """
-    check_depth(status, 4)
-    numbers = status.get("numbers", {})
-    events = status.get("events", [])
-    can = status.get("can", [])
-    if not isinstance(numbers, dict) or len(numbers) > 32:
-        raise MessageError("numbers must be a map of at most 32")
-    if not isinstance(events, list) or len(events) > 100 or not isinstance(can, list):
-        raise MessageError("events and can must be lists, of at most 100 events")
-    return {
-        "mode": text(status.get("mode"), "mode", 16),
-        "reason": text(status.get("reason"), "reason"),
-        "asks": text(status.get("asks", ""), "asks"),
-        "task": text(status.get("task", ""), "task"),
-        "open": status.get("open") is True,
-        "can": [wish for wish in WISHES if wish in can],
-        "numbers": {
-            text(k, "a number's name", 64): text(v, "a number", 64) for k, v in numbers.items()
-        },
-        "events": [text(event, "an event") for event in events],
-    }

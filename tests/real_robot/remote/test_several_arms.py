@@ -190,7 +190,8 @@ def test_three_arms_teach_one_policy_while_one_is_killed_and_comes_back(
 
     # Each arm has its own metrics, and only one had a person.
     rows = read_metrics(folder / "metrics.jsonl")
-    total = {name: sum(r.get(f"arm_chunks/{name}", 0) for r in rows) for name in ("left", "middle", "right")}  # fmt: skip
+    names = ("left", "middle", "right")
+    total = {name: sum(row.get(f"arm_chunks/{name}", 0) for row in rows) for name in names}
     assert min(total.values()) > 0 and sum(total.values()) == len(chunks)
     assert all(row.get("arm_human_chunks/right", 0) == 0 for row in rows)
     assert sum(row.get("arm_human_chunks/middle", 0) for row in rows) == int(chunks.human.sum()) > 0
