@@ -40,6 +40,7 @@ VERBS += (
     "record",
     "detector",
     "act",
+    "operator",
     "world",
     "push",
     "pull",

@@ -348,12 +348,14 @@ def test_an_arm_that_learns_asks_when_its_episode_is_overdue(
     finally:
         env.close()
     until(lambda: person.rows() == {})
-    for wrong in (
+    bad: list[dict[str, Any]] = [
         {"overdue": 0.5},
-        {"operator": 0, "operator_page": "ws://x"},
+        {"operator": 0, "operator_page": "ws://127.0.0.1:1/left"},
         {"operator_token": "x"},
-    ):
-        with pytest.raises(UserError):
+        {"operator": 0, "corrector": 3},
+    ]
+    for wrong in bad:
+        with pytest.raises(UserError, match="env.operator"):
             RobotEnv(RobotConfig(task="reach", cameras=(), renderer="none", **wrong))
 
 

@@ -212,7 +212,7 @@ def test_arms_share_an_evaluation_and_its_result_is_that_of_one(
     file = json.loads((folder / "evals" / "after.json").read_text())
     env = make_env(learner.config.env.for_evaluation(run.eval_split))
     policy = load_policy(str(folder), learner.config.policy, env.spec, run.seed)
-    alone = evaluate(env, policy, range(6), seed=run.seed)
+    alone = evaluate(env, policy, list(range(6)), seed=run.seed)
     env.close()
     assert [(e["init"], e["success"], e["length"]) for e in file["episodes"]] == [
         (e.init, e.success, e.length) for e in alone.episodes
@@ -301,9 +301,10 @@ def test_what_an_arm_did_not_evaluate_another_one_does() -> None:
     assert (shared.take(), shared.take()) == (4, 2)
     shared.note(right, Evaluation([Episode(2, "task", False, 0.0, 10)], {}, 1))
     shared.give_back(4)
-    assert shared.result is None and shared.waits
+    unfinished = shared.result
+    assert unfinished is None and shared.waits
     for init in (shared.take(), shared.take()):
         shared.note(right, Evaluation([Episode(init, "task", True, 1.0, 5)], {}))
     result = shared.result
     assert result is not None and [e.init for e in result.episodes] == [4, 2, 9]
-    assert result.faults == 1 and shared.played_by == {"right": 3} and left.name not in shared.played_by  # fmt: skip
+    assert result.faults == 1 and shared.played_by == {right.name: 3} and left.begun == 0
