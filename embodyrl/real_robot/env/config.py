@@ -168,6 +168,7 @@ def check_settings(config: RobotConfig) -> None:
             "env.corrector works with the simulated arm alone, because its scripted expert needs "
             f"the simulator's state. env.robot is {config.robot}."
         )
+    # Who is beside the arm.
     page = config.operator >= 0 or config.operator_page
     if config.operator >= 0 and config.operator_page:
         raise UserError("Give env.operator or env.operator_page: an arm is on one page.")

@@ -149,6 +149,7 @@ class ArmLink(Operator):
             # Nothing moves the arm while nobody could stop it.
             self._wishes.put(LOST)
             log.warning("The link to the page at %s is lost; the arm is held.", self.address)
+            # Try again, until there is a page.
             opened = ExitStack()
             while True:
                 with self._news:
@@ -175,6 +176,7 @@ class ArmLink(Operator):
             pass
         except MessageError as error:
             log.warning("The page at %s sent nonsense: %s", self.address, error)
+        # The thread that shows ends with its connection.
         ended.set()
         with self._news:
             self._news.notify_all()
@@ -218,6 +220,7 @@ class ArmLink(Operator):
                 if number_ == last:
                     connection.send(json.dumps(message))
                     continue
+                # A status, and an image of each camera that it names.
                 last = number_
                 connection.send(json.dumps({**message, "status": status, "cameras": list(images)}))
                 for image in images.values():

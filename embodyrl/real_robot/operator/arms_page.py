@@ -130,11 +130,13 @@ class ArmsPage:
         clean = False
         try:
             self._tell(arm, {})  # it is taken
+            # A stop that it could not hear comes first.
             if arm.stop:
                 arm.stop = False
                 self._tell(arm, {"do": "estop"})
             beat = threading.Thread(target=self._beat, args=(arm, connection), daemon=True)
             beat.start()
+            # A status names its cameras, and their images follow.
             waiting: list[str] = []
             images: dict[str, bytes] = {}
             while True:
@@ -270,6 +272,7 @@ class ArmsPage:
             MessageError: it is neither.
         """
         wish = message.get("do")
+        # A stop is for all arms.
         if wish == "estop":
             with self._news:
                 arms = list(self._arms.values())
@@ -281,6 +284,7 @@ class ArmsPage:
         with self._news:
             arm = self._arms.get(name)
             before = self._arms.get(moves)
+        # Keys are for the chosen arm.
         if wish is None:
             Keys.of(message, 0.0)
             keys = {"keys": message["keys"], "open": message.get("open") is True}
@@ -309,6 +313,7 @@ class ArmsPage:
                     arms = sorted(self._arms.values(), key=lambda arm: arm.name)
                     rows = [arm.row(now) for arm in arms]
                     images: list[tuple[str, bytes]] = []
+                    # Images that this page has not been sent yet.
                     for arm in arms:
                         if versions.get(arm.name) != arm.version:
                             versions[arm.name] = arm.version

@@ -154,6 +154,7 @@ def open_operator(
     Raises:
         UserError: no such device, the port is in use, or no such page.
     """
+    # The page of several arms, or one of this arm's own.
     page = None
     if isinstance(place, str):
         page = ArmLink(clock, place, token)
@@ -163,6 +164,7 @@ def open_operator(
         print(f"The operator's page: {page.address}", flush=True)
     if page is not None:
         opened.callback(page.close)
+    # A device in the hand works with a page and without.
     person: Operator | None = page
     if hand:
         person = DeviceOperator(open_device(hand), page)

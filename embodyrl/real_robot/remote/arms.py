@@ -27,7 +27,7 @@ MAX_SHARDS = 2**14
 
 
 @dataclass
-class Arm:
+class ConnectedArm:
     """An arm that is connected.
 
     Attributes:
@@ -72,7 +72,7 @@ class Arms:
     """
 
     def __init__(self) -> None:
-        self.connected: dict[str, Arm] = {}
+        self.connected: dict[str, ConnectedArm] = {}
         self.returns = 0
         self.iteration = 0
         self._known: set[str] = set()
@@ -81,7 +81,7 @@ class Arms:
         self._played: list[TransitionBatch] = []
         self._tallies: dict[str, _Tally] = {}
 
-    def join(self, name: str, place: str) -> Arm:
+    def join(self, name: str, place: str) -> ConnectedArm:
         """Lets an arm in.
 
         Raises:
@@ -94,18 +94,18 @@ class Arms:
             )
         if len(self.connected) >= MAX_ARMS:
             raise UserError(f"there are {MAX_ARMS} arms already")
-        arm = Arm(name, place, self._connections % MAX_SHARDS)
+        arm = ConnectedArm(name, place, self._connections % MAX_SHARDS)
         self.connected[name] = arm
         self._connections += 1
         return arm
 
-    def ready(self, arm: Arm) -> None:
+    def ready(self, arm: ConnectedArm) -> None:
         """Notes that an arm's env fits, so that it takes part."""
         arm.plays = True
         self.returns += arm.name in self._known
         self._known.add(arm.name)
 
-    def leave(self, arm: Arm) -> int:
+    def leave(self, arm: ConnectedArm) -> int:
         """Forgets an arm that is gone, and what was not yet learned of its unfinished episode.
 
         Returns:
@@ -127,7 +127,7 @@ class Arms:
             self._tallies[arm.name].chunks -= dropped
         return dropped
 
-    def hear(self, arm: Arm, batch: TransitionBatch) -> None:
+    def hear(self, arm: ConnectedArm, batch: TransitionBatch) -> None:
         """Takes what an arm played: one chunk of its env, or none if that broke.
 
         Args:
@@ -144,11 +144,13 @@ class Arms:
                 arm.begun += 1
                 self._episodes += 1
             number = torch.full((len(chunks),), arm.episode, dtype=torch.int64)
+            # All parts of a batch have the same fields.
             success = torch.zeros(len(chunks), dtype=torch.bool)
             success = success if chunks.success is None else chunks.success
             chunks = replace(chunks, episode=number, success=success)
             if bool((chunks.terminated | chunks.truncated).any()):
                 arm.episode = None
+        # Kept for the next batch, and counted for this arm.
         if len(chunks) or batch.episodes:
             self._played.append(replace(batch, chunks=chunks))
             tally = self._tallies.setdefault(arm.name, _Tally())
@@ -156,7 +158,7 @@ class Arms:
             tally.human += 0 if chunks.human is None else int(chunks.human.sum())
             tally.episodes += batch.episodes
 
-    def cut(self, arm: Arm) -> None:
+    def cut(self, arm: ConnectedArm) -> None:
         """The running episode of an arm goes no further: an evaluation takes its place."""
         arm.episode = None
 
@@ -181,6 +183,7 @@ class Arms:
         # Every message has the same fields, so the parts fit together.
         batch = TransitionBatch.merge(self._played)
         figures: dict[str, float] = {"arms": float(self.playing)}
+        # A person's episodes say nothing about the policy.
         for name, tally in self._tallies.items():
             own = [episode.success for episode in by_policy(tally.episodes)]
             figures[f"arm_chunks/{name}"] = tally.chunks
@@ -225,7 +228,7 @@ class SharedEvaluation:
         """The arm that took an initial state is gone, so another one plays it."""
         self._waiting.appendleft(init)
 
-    def note(self, arm: Arm, part: Evaluation) -> None:
+    def note(self, arm: ConnectedArm, part: Evaluation) -> None:
         """Notes what an arm played."""
         for episode in part.episodes:
             self._done[episode.init] = episode

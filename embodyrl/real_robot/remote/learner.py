@@ -33,7 +33,7 @@ from embodyrl.distributed.wire import from_bytes, to_bytes
 from embodyrl.errors import UserError
 from embodyrl.policy import num_executed
 from embodyrl.real_robot.ports import listen, peer
-from embodyrl.real_robot.remote.arms import Arm, Arms, SharedEvaluation
+from embodyrl.real_robot.remote.arms import Arms, ConnectedArm, SharedEvaluation
 from embodyrl.real_robot.remote.check_actor import (
     Bounds,
     check_configured,
@@ -174,6 +174,7 @@ class RemoteActors:
         """See ``training.evaluate.evaluate``; the arms share the initial states."""
         self._publish(algorithm)
         shared = SharedEvaluation(inits, seed)
+        # Arms that are free go on with training episodes meanwhile.
         with self._news:
             self._evaluation = shared
             self._news.notify_all()
@@ -224,6 +225,7 @@ class RemoteActors:
                 over = self._closed
                 others = self._arms.playing
                 self._news.notify_all()
+        # At the end of the run every actor leaves, which is no news.
         if wrong or not over:
             log.warning(
                 "The %s %s in its episode %d%s. Chunks of its unfinished episode that were dropped: "
@@ -238,17 +240,19 @@ class RemoteActors:
         if wrong:
             connection.close(REFUSED, wrong[:120])
 
-    def _lead(self, connection: ServerConnection, arm: Arm) -> None:
+    def _lead(self, connection: ServerConnection, arm: ConnectedArm) -> None:
         """Tells one actor what to do, and takes what it sends, until the run is over.
 
         Raises:
             UserError: it sent what it may not send.
             TimeoutError: it sent no spec.
         """
+        # 1. Greet: the run's config, and the actor's env.
         connection.send(to_bytes({"config": to_dict(self.config), "shard": arm.shard}))
         bounds = self._greet(from_bytes(self._receive(connection, GREETING)))
         with self._news:
             self._arms.ready(arm)
+        # 2. One job after the other, until the run is over.
         version = 0
         while True:
             with self._news:
@@ -298,7 +302,7 @@ class RemoteActors:
         return Bounds(spec, self._executed, *self._limits)
 
     def _answer(
-        self, connection: ServerConnection, arm: Arm, version: int
+        self, connection: ServerConnection, arm: ConnectedArm, version: int
     ) -> tuple[dict[str, Any], SharedEvaluation | None]:
         """What an actor is to do, once there is something; and the evaluation that it is part of.
 
@@ -315,6 +319,7 @@ class RemoteActors:
             evaluates = self._evaluation is not None and self._evaluation.waits
             return bool(self._version) and (evaluates or self._arms.waiting_chunks < most)
 
+        # Looked at once a second: nothing tells of a connection that is lost.
         while not self._news.wait_for(due, timeout=1.0):
             pass
         if self._closed:
@@ -328,7 +333,7 @@ class RemoteActors:
         self._arms.cut(arm)
         return answer | {"do": "evaluate", "inits": [shared.take()], "seed": shared.seed}, shared
 
-    def _hear_played(self, arm: Arm, played: TransitionBatch) -> None:
+    def _hear_played(self, arm: ConnectedArm, played: TransitionBatch) -> None:
         with self._news:
             self._arms.hear(arm, played)
             self._news.notify_all()
