@@ -143,7 +143,9 @@ def _join(port: int, spec: dict[str, Any]) -> Iterator[ClientConnection]:
     end = time.monotonic() + 20.0
     secret = {"Authorization": f"Api-Key {TOKEN}"}
     while True:
-        with connect(f"ws://127.0.0.1:{port}/left", additional_headers=secret, max_size=None) as link:
+        with connect(
+            f"ws://127.0.0.1:{port}/left", additional_headers=secret, max_size=None
+        ) as link:
             try:
                 link.recv(timeout=20.0)
             except ConnectionClosed:

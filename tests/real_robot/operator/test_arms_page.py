@@ -355,7 +355,7 @@ def test_an_arm_that_learns_asks_when_its_episode_is_overdue(
         {"operator": 0, "corrector": 3},
     ]
     for wrong in bad:
-        with pytest.raises(UserError, match="env.operator"):
+        with pytest.raises(UserError, match=r"env\.operator"):
             RobotEnv(RobotConfig(task="reach", cameras=(), renderer="none", **wrong))
 
 
