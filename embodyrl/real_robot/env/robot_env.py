@@ -27,7 +27,7 @@ from embodyrl.real_robot.control.actions import SPACES, DeltaDecoder, proprio_di
 from embodyrl.real_robot.control.clocks import PacedClock
 from embodyrl.real_robot.control.frozen_camera import FrozenCameraCheck
 from embodyrl.real_robot.control.messages import Mode
-from embodyrl.real_robot.control.operator import HOLDS, LOST, Operator
+from embodyrl.real_robot.control.operator import HOLDS, LOST, WISHES, Operator
 from embodyrl.real_robot.control.robot import NotReadyError
 from embodyrl.real_robot.control.safety import SafetyFilter
 from embodyrl.real_robot.control.step_driver import StepDriver
@@ -49,6 +49,10 @@ Judge = Callable[[dict[str, Any]], tuple[float, bool]]
 """What the policy sees (``Robot.observe``) -> reward, and whether the task is solved."""
 PATIENCE = 0.5
 """s that an image may be late before the chunk is given up."""
+WITHOUT_HELP = ("estop", "hold", LOST, "run")
+"""What the person of an arm may ask for while its policy is evaluated, which nobody helps."""
+_people: dict[tuple[str, str], Operator] = {}
+"""(robot, address) -> the person at that arm's page, whose stop must reach its evaluation too."""
 _active_env: dict[tuple[str, str], RobotEnv] = {}
 """(robot, address) -> the env that moves it: training and evaluation have one each, for one arm."""
 
@@ -145,6 +149,8 @@ class RobotEnv(SteppedVecEnv):
                 self._open, connected.clock, place, config.hand, token
             )
             self._ask = ask or (page.ask if page is not None else ask_at_terminal)
+            if self._operator is not None:
+                _people[self._arm_key] = self._operator
 
     @property
     def twin(self) -> Any:
@@ -279,13 +285,17 @@ class RobotEnv(SteppedVecEnv):
             Their label of the episode, ``"success"`` or ``"failure"``; empty for none.
         """
         person = self._operator
+        may = (*WISHES, LOST)
+        if person is None and not self._connected.simulated:
+            person = _people.get(self._arm_key)
+            may = WITHOUT_HELP
         label = ""
         held = driver.person and driver.guard.mode == Mode.HOLD
         if person is not None and (why := self._overdue(self.elapsed + 1, driver.person)):
             driver.hold(why)
             held = True
         while person is not None:
-            for wish in person.wishes():
+            for wish in [wish for wish in person.wishes() if wish in may]:
                 if wish == "estop":
                     driver.guard.estop("a person pressed stop")
                     # Two ticks, so that the mode has changed.
@@ -306,6 +316,7 @@ class RobotEnv(SteppedVecEnv):
                     self._releasing = True
             status = driver.status()
             status["asks"] = status["reason"] if held or driver.broken else ""
+            status["can"] = [wish for wish in status["can"] if wish in may]
             person.show(status, self._connected.robot.pictures())
             if not held or label or driver.broken:
                 break
@@ -372,4 +383,6 @@ class RobotEnv(SteppedVecEnv):
         self._end_episode()
         if _active_env.get(self._arm_key) is self:
             del _active_env[self._arm_key]
+        if self._operator is not None and _people.get(self._arm_key) is self._operator:
+            del _people[self._arm_key]
         self._open.close()
