@@ -23,7 +23,7 @@ from benchmarks.faults import nonsense
 from embodyrl.config import resolve
 from embodyrl.distributed.wire import from_bytes, to_bytes
 from embodyrl.real_robot.env.config import RobotConfig, robot_spec
-from embodyrl.real_robot.remote.learner import REFUSED, RemoteActor
+from embodyrl.real_robot.remote.learner import REFUSED, RemoteActors
 from embodyrl.rollouts.batches import Episode, TransitionBatch, Transitions
 from embodyrl.storage.env_spec import spec_to_json
 from embodyrl.training.setup import Envs, build_algorithm
@@ -143,7 +143,9 @@ def _join(port: int, spec: dict[str, Any]) -> Iterator[ClientConnection]:
     end = time.monotonic() + 20.0
     secret = {"Authorization": f"Api-Key {TOKEN}"}
     while True:
-        with connect(f"ws://127.0.0.1:{port}", additional_headers=secret, max_size=None) as link:
+        with connect(
+            f"ws://127.0.0.1:{port}/left", additional_headers=secret, max_size=None
+        ) as link:
             try:
                 link.recv(timeout=20.0)
             except ConnectionClosed:
@@ -153,6 +155,13 @@ def _join(port: int, spec: dict[str, Any]) -> Iterator[ClientConnection]:
             link.send(to_bytes(spec))
             yield link
             return
+
+
+def _wait_for(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20.0
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.005)
 
 
 def _end_of(link: ClientConnection) -> str:
@@ -183,18 +192,21 @@ def survive(tries: int, seed: int) -> dict[str, int]:
     logger.addHandler(records)
     propagate, logger.propagate = logger.propagate, False
     with tempfile.TemporaryDirectory() as out:
-        learner = RemoteActor(resolve(_run(out)), port=0, token=TOKEN)
+        learner = RemoteActors(resolve(_run(out)), port=0, token=TOKEN)
         try:
             with _join(learner.port, {"spec": spec_to_json(SPEC)}):
                 algorithm: Any = build_algorithm(
                     learner.config, Envs(learner.config, learner), torch.device("cpu")
                 )
             learner._publish(algorithm)
+            _wait_for(lambda: len(records.texts) == 1)
+            assert "is gone" in records.texts.pop()
             for k in range(tries):
                 _bad_actor(rng, learner.port, good=k % 4 == 0)
                 counts["survived"] += 1
                 text = records.texts.pop()
-                assert text.startswith("The actor at 127.0.0.1:") and "Traceback" not in text, text
+                assert text.startswith("The arm left at 127.0.0.1:"), text
+                assert " was refused in its episode " in text and "Traceback" not in text, text
                 assert not records.texts, records.texts
                 if k % 4 == 0:
                     counts["chunks"] += _learn(learner, algorithm)
@@ -223,7 +235,7 @@ def _bad_actor(rng: random.Random, port: int, good: bool) -> None:
         assert _end_of(link)
 
 
-def _learn(learner: RemoteActor, algorithm: Any) -> int:
+def _learn(learner: RemoteActors, algorithm: Any) -> int:
     """One iteration of the run; the number of chunks that it learned from."""
     options: dict[str, Any] = {"generator": torch.Generator(), "device": torch.device("cpu")}
     batch = learner.collect(algorithm, 0, between=lambda: None, **options)

@@ -22,14 +22,15 @@ from websockets.sync.client import connect
 from embodyrl.config import resolve
 from embodyrl.real_robot.control.clocks import RealClock
 from embodyrl.real_robot.operator import OperatorPage
+from embodyrl.real_robot.operator.arms_page import ArmsPage
 from embodyrl.real_robot.policy_link.client import PolicyClient
 from embodyrl.real_robot.policy_link.server import PolicyServer
-from embodyrl.real_robot.remote.learner import RemoteActor
+from embodyrl.real_robot.remote.learner import RemoteActors
 from embodyrl.real_robot.ros.rosbridge_server import RosbridgeServer
 
 TOKEN = "0123456789abcdef"
 METADATA = {"cameras": {}, "proprio_dim": 3, "horizon": 5, "action_dim": 2}
-KINDS = ("policy server", "learner", "operator's page", "rosbridge server")
+KINDS = ("policy server", "learner", "operator's page", "rosbridge server", "page of arms")
 
 
 @contextlib.contextmanager
@@ -44,14 +45,15 @@ def ports() -> Iterator[dict[str, int]]:
         "algorithm": {"name": "sac_flow", "num_chunks": 4, "shared_critic": True},
         "run": {"out": "/nonexistent"},
     }
-    learner = RemoteActor(resolve(run), port=0, token=TOKEN)
+    learner = RemoteActors(resolve(run), port=0, token=TOKEN)
     page = OperatorPage(RealClock())
     bridge = RosbridgeServer(0)
+    arms = ArmsPage(port=0, token=TOKEN)
     try:
-        found = (policy.port, learner.port, page.port, bridge.port)
+        found = (policy.port, learner.port, page.port, bridge.port, arms.port)
         yield dict(zip(KINDS, found, strict=True))
     finally:
-        for server in (policy, learner, page, bridge):
+        for server in (policy, learner, page, bridge, arms):
             server.close()
 
 
@@ -94,18 +96,22 @@ def request(rng: random.Random, kind: str, port: int) -> tuple[bytes, bool | Non
             [f"Api-Key {TOKEN}"] * 2,
         )
     )
-    words = [f"GET {'/socket' if kind == KINDS[2] else '/'} HTTP/1.1"]
+    # The page of several arms has two ways in: for a page, and for an arm.
+    paths = {KINDS[2]: "/socket", KINDS[4]: rng.choice(("/socket", "/left"))}
+    path = paths.get(kind, "/")
+    words = [f"GET {path} HTTP/1.1"]
     words += [f"Host: {x}" for x in hosts] + [f"Origin: {x}" for x in origins]
     words += [f"Authorization: {x}" for x in tokens]
     words += ["Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13"]
     words += ["Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=="]
     own = hosts == [f"{here}:{port}"]
     same = origins == [f"http://{here}:{port}"]
-    if kind == KINDS[2]:
+    if path == "/socket":
         may = own and same and len(tokens) < 2  # its token is the first message
     else:
         may = own and (not origins or same) and len(tokens) < 2
         may &= kind == KINDS[3] or tokens == [f"Api-Key {TOKEN}"]
+        may &= kind != KINDS[4] or not origins  # no browser is an arm
     data = ("\r\n".join(words) + "\r\n\r\n").encode(errors="surrogateescape")
     if rng.random() < 0.1:  # broken HTTP
         k = rng.randrange(len(data))
@@ -155,11 +161,15 @@ def _honest(open_ports: dict[str, int]) -> None:
     assert client.connect() == METADATA
     client.close()
     secret = {"Authorization": f"Api-Key {TOKEN}"}
-    with connect(f"ws://localhost:{open_ports[KINDS[1]]}", additional_headers=secret) as learner:
+    with connect(
+        f"ws://localhost:{open_ports[KINDS[1]]}/left", additional_headers=secret
+    ) as learner:
         assert learner.recv()
     at = f"127.0.0.1:{open_ports[KINDS[2]]}"
     with connect(f"ws://{at}/socket", origin=Origin(f"http://{at}")):
         pass
+    with connect(f"ws://127.0.0.1:{open_ports[KINDS[4]]}/left", additional_headers=secret) as arm:
+        assert arm.recv()
     with connect(f"ws://127.0.0.1:{open_ports[KINDS[3]]}") as bridge:
         bridge.send("[")
         assert "no JSON" in str(bridge.recv())

@@ -1,4 +1,4 @@
-"""The command line of the robot: ``embodyrl serve``, ``deploy``, ``record``, ``act`` and ``twin``.
+"""The robot's commands: ``embodyrl serve``, ``deploy``, ``record``, ``act``, ``operator``, ``twin``.
 
 ``deploy`` is also a program of its own, ``embodyrl-robot``, for a computer without torch.
 """
@@ -20,6 +20,7 @@ DEPLOY_HELP = """examples:
   embodyrl deploy runs/ppo --robot twin --mode naive --latency 0.2
   embodyrl deploy runs/ppo --operator                    with a page to take over, stop and label
   embodyrl deploy runs/ppo --operator --detector runs/detector    it asks before it fails
+  embodyrl deploy runs/ppo --operator ws://127.0.0.1:8002/left    one of several arms
   embodyrl deploy runs/ppo --robot ros2                  on what `embodyrl twin runs/ppo` plays
   embodyrl deploy runs/ppo --robot ros2 --robot-file arm.yaml    its own topics and workspace
   embodyrl deploy policy.onnx --mode sync --robot ros2 --robot-file arm.yaml    exported, no PyTorch
@@ -44,8 +45,18 @@ The same command goes on where a session ended, however it ended; no finished ep
 """
 ACT_HELP = """examples:
   embodyrl act ws://10.0.0.2:8001 --token-file token env.robot=ros2 env.robot_file=arm.yaml
+  embodyrl act ws://10.0.0.2:8001/left --token-file token env.operator_page=ws://10.0.0.3:8002/left \
+      env.operator_token=token env.overdue=0.7
+The last one is one of several arms, which has a name, and a place on the page of `embodyrl operator`.
 The learner, on the machine with the GPU, is started by
     `embodyrl train robot_pick_rlpd --launcher robot --listen 0.0.0.0:8001 --token-file token`.
+"""
+OPERATOR_HELP = """examples:
+  embodyrl operator                                      arms of this machine
+  embodyrl operator --host 0.0.0.0 --token-file token    arms of other machines, which know the token
+Each arm joins with the address of this page and a name of its own:
+    `embodyrl deploy runs/ppo --operator ws://127.0.0.1:8002/left`, or `embodyrl act LEARNER
+    env.operator_page=ws://127.0.0.1:8002/left`.
 """
 TWIN_HELP = """examples:
   embodyrl twin runs/ppo                                 a ROS 2 node, in the task of runs/ppo
@@ -105,6 +116,8 @@ def add_robot_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
     add_record_options(verb("record", _record, text, RECORD_HELP, torch="yes"))
     text = "Plays on this computer's robot for a learner elsewhere."
     add_act_options(verb("act", _act, text, ACT_HELP, torch="yes"))
+    text = "Serves a page on which one person watches and helps several arms."
+    add_operator_options(verb("operator", _operate, text, OPERATOR_HELP))
     text = "Plays a simulated Franka as a ROS node, for deploy to drive."
     add_twin_options(verb("twin", _twin, text, TWIN_HELP, torch="yes"))
 
@@ -145,7 +158,8 @@ def add_deploy_options(sub: argparse.ArgumentParser) -> None:
     add("--robot", default="twin", help=text)
     text = "of the rosbridge server (default: port 9090 of this machine), or of the arm"
     add("--address", default="", help=text)
-    add("--token-file", default="", help="a file with the policy server's token")
+    text = "a file with the token of the policy server, and of `embodyrl operator`"
+    add("--token-file", default="", help=text)
     text = "the robot's topics and workspace (default: those of embodyrl twin)"
     add("--robot-file", default="", help=text)
     add("--prompt", default="", help="instruction for the policy, where no topic gives one")
@@ -158,8 +172,10 @@ def add_deploy_options(sub: argparse.ArgumentParser) -> None:
     text = "share of the trained control rate (default: %(default)s)"
     add("--speed", type=float, default=0.25, help=text)
     add("--dry-run", action="store_true", help="send no command")
-    text = "a web page to take over, stop and label"
-    add("--operator", type=int, nargs="?", const=0, metavar="PORT", help=text)
+    text = (
+        "a web page to take over, stop and label; ws://HOST:PORT/NAME: that of `embodyrl operator`"
+    )
+    add("--operator", type=port_or_address, nargs="?", const=0, metavar="PORT", help=text)
     text = "spacemouse, gamepad or its file: whoever pushes it takes over"
     add("--hand", default="", metavar="DEVICE", help=text)
     text = "also log what the policy sees, for `embodyrl data from-logs`"
@@ -244,10 +260,27 @@ def dream_options(a: argparse.Namespace) -> Any:
 def add_act_options(sub: argparse.ArgumentParser) -> None:
     """The options of ``act``."""
     add = sub.add_argument
-    add("learner", help="ws://HOST:PORT of `embodyrl train --launcher robot`")
+    text = "ws://HOST:PORT of `embodyrl train --launcher robot`; /NAME behind it names this arm"
+    add("learner", help=text)
     add("overrides", nargs="*", metavar="env.key=value", help="which robot this is")
     add("--token-file", default="", help="a file with the learner's token")
     add("--device", default="auto")
+
+
+def add_operator_options(sub: argparse.ArgumentParser) -> None:
+    """The options of ``operator``."""
+    add = sub.add_argument
+    text = (
+        "where arms may connect; any other than this machine's needs a token (default: %(default)s)"
+    )
+    add("--host", default="127.0.0.1", help=text)
+    add("--port", type=int, default=8002, help="of the page and of the arms (default: %(default)s)")
+    add("--token-file", default="", help="a file with the token that arms must send")
+
+
+def port_or_address(place: str) -> int | str:
+    """A port of a page, or the address of the page of several arms."""
+    return place if place.startswith("ws://") else int(place)
 
 
 def add_twin_options(sub: argparse.ArgumentParser) -> None:
@@ -357,6 +390,11 @@ def _serve(a: argparse.Namespace) -> int:
 
 def _act(a: argparse.Namespace) -> int:
     robot_commands().act_for(a.learner, a.token_file, a.overrides, a.device)
+    return 0
+
+
+def _operate(a: argparse.Namespace) -> int:
+    robot_commands().serve_arms_page(a.host, a.port, a.token_file)
     return 0
 
 

@@ -48,6 +48,7 @@ def listen(
     what: str,
     token: str = "",
     pages: Answer | None = None,
+    without_token: tuple[str, ...] = (),
     max_bytes: int = MAX_BYTES,
     max_queue: int = 16,
 ) -> Server:
@@ -61,6 +62,7 @@ def listen(
         what: listens, for messages.
         token: that clients must send as ``Authorization: Api-Key TOKEN``; empty for none.
         pages: answers requests for pages, which need no token.
+        without_token: paths of websockets whose ``talk`` asks for a token itself.
         max_bytes: of a message.
         max_queue: messages that may wait to be read.
 
@@ -77,6 +79,8 @@ def listen(
             return connection.respond(*wrong)
         if pages is not None and (answer := pages(connection, request)) is not None:
             return answer
+        if request.path in without_token:
+            return None
         if token and not same_secret(headers.get("Authorization", ""), f"Api-Key {token}"):
             return connection.respond(HTTPStatus.UNAUTHORIZED, "A token is needed.\n")
         return None

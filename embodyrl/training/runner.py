@@ -306,6 +306,7 @@ def iterate(run: Run, between: Callable[[], None]) -> dict[str, Any]:
         }
         if run.envs.rollouts is not None:
             row["worker_restarts"] = rollouts.restarts
+            row |= getattr(rollouts, "figures", dict)()  # of each arm, where there are several
     at.iteration += 1
     at.minutes += (time.monotonic() - began) / 60
     return {"iteration": at.iteration, "env_steps": at.env_steps, "minutes": at.minutes, **row}

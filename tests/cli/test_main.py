@@ -41,6 +41,7 @@ VERBS += (
     "improve",
     "detector",
     "act",
+    "operator",
     "world",
     "push",
     "pull",

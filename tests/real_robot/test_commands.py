@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from websockets.sync.client import connect
 
 from embodyrl.build import make_policy
 from embodyrl.cli.main import main
@@ -341,3 +342,48 @@ def test_serve_answers_and_ends_on_ctrl_c(saved: Path) -> None:
         process.wait()
     assert main(["serve", str(saved), "--host", "0.0.0.0"]) == 1
     assert main(["serve", str(saved), "--token-file", "/nonexistent"]) == 1
+
+
+def test_deploy_is_an_arm_on_the_page_of_several(saved: Path, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*(sys.executable, "-u", "-m", "embodyrl.cli"), *("operator", "--port", "0")],
+        stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+
+    def person() -> None:
+        """Labels the episode as soon as the arm is there."""
+        own: Any = address
+        with connect(f"{address.replace('http', 'ws')}/socket", origin=own, max_size=None) as link:
+            link.send(token)
+            while True:
+                data = link.recv(timeout=120.0)
+                rows = json.loads(data)["status"]["arms"] if isinstance(data, str) else []
+                if rows and rows[0]["linked"] and rows[0]["mode"] == "run":
+                    seen.append(rows[0]["name"])
+                    break
+            # On a busy machine a label may come late, and is then dropped.
+            while not done.wait(0.5):
+                link.send(json.dumps({"do": "success", "arm": "left"}))
+
+    seen: list[str] = []
+    done = threading.Event()
+    try:
+        assert process.stdout is not None
+        address, token = process.stdout.readline().split(": ", 1)[1].strip().split("/#")
+        arms = process.stdout.readline().split(" at ")[1].split("/NAME")[0]
+        thread = threading.Thread(target=person)
+        thread.start()
+        given = ("deploy", str(saved), "--operator", f"{arms}/left", "--out", str(tmp_path))
+        assert main([*given]) == 0
+        done.set()
+        thread.join(timeout=30.0)
+        result = json.loads((tmp_path / "result.json").read_text())
+        assert seen == ["left"] and result["results"][0]["reason"] == "a person said success"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+    finally:
+        done.set()
+        process.kill()
+        process.wait()
+    assert main(["deploy", str(saved), "--operator", f"{arms}/left", "--out", str(tmp_path)]) == 1
+    assert main(["operator", "--host", "0.0.0.0"]) == 1

@@ -38,9 +38,9 @@ def remote_actor(config: Any, listen: str, token_file: str) -> Callable[[], Any]
     Raises:
         UserError: ``listen`` is not HOST:PORT, or the token file is empty.
     """
-    from embodyrl.real_robot.remote.learner import RemoteActor
+    from embodyrl.real_robot.remote.learner import RemoteActors
 
     host, _, port = listen.rpartition(":")
     if not host or not port.isdigit():
         raise UserError(f"--listen is {listen!r}; write HOST:PORT, for example 0.0.0.0:8001.")
-    return partial(RemoteActor, config, host, int(port), read_token(token_file))
+    return partial(RemoteActors, config, host, int(port), read_token(token_file))

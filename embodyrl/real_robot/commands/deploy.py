@@ -36,7 +36,7 @@ def deploy_checkpoint(
     latency: float = -1.0,
     speed: float = 0.25,
     dry_run: bool = False,
-    operator: int | None = None,
+    operator: int | str | None = None,
     hand: str = "",
     record: bool = False,
     out: str = "runs/deploy",
@@ -60,7 +60,7 @@ def deploy_checkpoint(
             ``embodyrl twin``. For libfranka see ``libfranka.config.load_arm``; empty means
             franka-sim in the checkpoint's task.
         prompt: instruction for the policy where no topic gives one.
-        token_file: holds the token of the policy server.
+        token_file: holds the token of the policy server, and of the page of several arms.
         mode: execution mode, see ``control.executor``.
         execute: actions of a chunk that are executed before the next one is requested; 0 takes as
             many as in training, or in a mode that infers meanwhile half of a chunk that was
@@ -70,7 +70,8 @@ def deploy_checkpoint(
         speed: share of the control rate that the policy was trained at. Simulators let the arm
             accelerate harder than a Franka may, so at 1 the arm lags behind the policy.
         dry_run: send no command.
-        operator: port of a page for a person beside the robot (0: a free one); None for no page.
+        operator: port of a page for a person beside the robot (0: a free one), or the address of a
+            page of several arms, see ``open_operator``; None for no page.
         hand: the device in their hand, see ``operator.devices.open_device``.
         record: also log what the policy sees, so that ``export.export_logs`` can make a data set.
         out: folder of the logs and of ``result.json``.
@@ -115,7 +116,9 @@ def deploy_checkpoint(
         connected = deployment.connected
         if connected.simulated and (operator is not None or hand):
             connected.clock = PacedClock(connected.clock)
-        person, page = open_operator(opened, connected.clock, operator, hand)
+        person, page = open_operator(
+            opened, connected.clock, operator, hand, read_token(token_file)
+        )
         ask = ask_at_terminal if page is None else page.ask
         # 2. Check everything before anything moves.
         deployment.require_ready()

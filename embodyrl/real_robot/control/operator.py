@@ -11,13 +11,22 @@ WISHES = ("estop", "hold", "run", "takeover", "release", "rewind", "clear", "suc
 """What an operator can ask for."""
 LABELS = ("success", "failure", "discard")
 """Wishes that end an episode. Only a recording session offers the last: it keeps no such episode."""
+LOST = "lost"
+"""What an operator whose link is lost asks for by itself, and no person: a hold."""
+
+HOLDS = {
+    "hold": "a person said hold",
+    "release": "a person let go",
+    LOST: "the link to the operator's page is lost",
+}
+"""Reasons of the holds that an operator asks for."""
 
 
 class Operator(Protocol):
     """A person who can watch, stop, take over and label; see ``operator.page.OperatorPage``."""
 
     def wishes(self) -> list[str]:
-        """What was asked for since the last call, each one of ``WISHES``."""
+        """What was asked for since the last call, each one of ``WISHES``, or ``LOST``."""
         ...
 
     def alive(self, now: float) -> bool:

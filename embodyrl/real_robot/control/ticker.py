@@ -17,7 +17,7 @@ from embodyrl.real_robot.control.executor import Executor
 from embodyrl.real_robot.control.frozen_camera import FrozenCameraCheck
 from embodyrl.real_robot.control.limit_monitor import LimitMonitor
 from embodyrl.real_robot.control.messages import Command, Mode, RobotState, Target
-from embodyrl.real_robot.control.operator import LABELS, WISHES, Operator
+from embodyrl.real_robot.control.operator import HOLDS, LABELS, WISHES, Operator
 from embodyrl.real_robot.control.rewind import Trail
 from embodyrl.real_robot.control.robot import NotReadyError, Robot
 from embodyrl.real_robot.control.safety import CONTACT_REASONS, Event, SafetyFilter
@@ -331,9 +331,9 @@ class _Ticker:
                 self._log_event(now, "problem", str(error))
         elif wish in ("takeover", "rewind") and guard.mode in (Mode.RUN, Mode.HOLD, Mode.HUMAN):
             self._take_over(now, state, rewind=wish == "rewind")
-        elif wish in ("hold", "release"):
+        elif wish in HOLDS:
             self._trail.stop(now)
-            guard.hold(now, "a person let go" if wish == "release" else "a person said hold")
+            guard.hold(now, HOLDS[wish])
             self.phase = _Phase.PAUSED
         elif wish == "run" and self.phase == _Phase.PAUSED and guard.mode == Mode.HOLD:
             # The arm is elsewhere now, so the policy starts with a new chunk.
@@ -399,6 +399,7 @@ class _Ticker:
         status = {
             "mode": str(command.mode),
             "reason": command.reason,
+            "asks": command.reason if self.phase == _Phase.PAUSED else "",
             "open": command.width > 0.0,
             "can": WISHES,
             "numbers": numbers,

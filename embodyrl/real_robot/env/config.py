@@ -46,6 +46,11 @@ class RobotConfig(EnvConfig):
             simulated arm; 0 for none.
         operator: port of a page on which a person may stop, hold, take over and label (0: a free
             one); -1 for no page.
+        operator_page: ``ws://HOST:PORT/NAME`` of a page of several arms (``embodyrl operator``), in
+            place of one of its own; without NAME the arm has this computer's name.
+        operator_token: file with the token of that page.
+        overdue: share of an episode after which the arm holds still and asks for a person, once, if
+            it is not solved; 0 never asks.
         hand: the device they take over with: ``spacemouse``, ``gamepad`` or a gamepad's file.
         reflector: folder of the reflector that gives the reward; empty means the robot's own
             success.
@@ -73,6 +78,9 @@ class RobotConfig(EnvConfig):
     record: bool = machine_setting(False)
     corrector: CountOrZero = 0
     operator: Annotated[int, Range(-1, 65535)] = machine_setting(-1)
+    operator_page: str = machine_setting("")
+    operator_token: str = machine_setting("")
+    overdue: Annotated[float, Range(0, 1, open_high=True)] = 0.0
     hand: str = machine_setting("")
     reflector: str = path_setting()
     max_reward: Annotated[float, Range(0, 1e6, open_low=True, open_high=True)] = 1.0
@@ -84,7 +92,11 @@ class RobotConfig(EnvConfig):
 
     def for_evaluation(self, split: str) -> EnvConfig:
         """The same robot without a person: only the policy is scored."""
-        return replace(self, split=split, corrector=0, operator=-1, hand="")
+        return replace(self.alone(), split=split, corrector=0)
+
+    def alone(self) -> RobotConfig:
+        """The same without a person, at a page or with a device."""
+        return replace(self, operator=-1, operator_page="", operator_token="", overdue=0.0, hand="")
 
     def for_demonstrations(self) -> EnvConfig | None:
         """The task of the simulated arm, which a scripted expert knows."""
@@ -98,7 +110,7 @@ class RobotConfig(EnvConfig):
         """The simulated robot, without a page or a log; None for a real one."""
         if self.robot != "twin":
             return None
-        return replace(self, operator=-1, hand="", log="", record=False)
+        return replace(self.alone(), log="", record=False)
 
 
 def robot_spec(config: RobotConfig, proprio_dim: int) -> EnvSpec:
@@ -160,6 +172,21 @@ def check_settings(config: RobotConfig) -> None:
         raise UserError(
             "env.corrector works with the simulated arm alone, because its scripted expert needs "
             f"the simulator's state. env.robot is {config.robot}."
+        )
+    # Who is beside the arm.
+    page = config.operator >= 0 or config.operator_page
+    if config.operator >= 0 and config.operator_page:
+        raise UserError("Give env.operator or env.operator_page: an arm is on one page.")
+    if config.operator_token and not config.operator_page:
+        raise UserError("env.operator_token is the token of env.operator_page, which is not given.")
+    if config.overdue and not page:
+        raise UserError(
+            "env.overdue asks for a person at a page. Give env.operator or env.operator_page, too."
+        )
+    if config.corrector and (page or config.hand):
+        raise UserError(
+            "env.corrector is a scripted person. Leave out env.operator, env.operator_page and "
+            "env.hand."
         )
     if config.device not in ("auto", "cpu"):
         raise UserError(

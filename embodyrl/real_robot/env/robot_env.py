@@ -15,6 +15,7 @@ from torch import Tensor
 
 from embodyrl.env import SteppedVecEnv, Tick
 from embodyrl.errors import UserError
+from embodyrl.real_robot.commands.tokens import read_token
 from embodyrl.real_robot.connect_robot import (
     ConnectedRobot,
     ask_at_terminal,
@@ -26,7 +27,7 @@ from embodyrl.real_robot.control.actions import SPACES, DeltaDecoder, proprio_di
 from embodyrl.real_robot.control.clocks import PacedClock
 from embodyrl.real_robot.control.frozen_camera import FrozenCameraCheck
 from embodyrl.real_robot.control.messages import Mode
-from embodyrl.real_robot.control.operator import Operator
+from embodyrl.real_robot.control.operator import HOLDS, LOST, WISHES, Operator
 from embodyrl.real_robot.control.robot import NotReadyError
 from embodyrl.real_robot.control.safety import SafetyFilter
 from embodyrl.real_robot.control.step_driver import StepDriver
@@ -37,6 +38,7 @@ from embodyrl.real_robot.env.config import (
     robot_spec,
     task_config,
 )
+from embodyrl.real_robot.env.overdue import Overdue
 from embodyrl.real_robot.env.reflector_judge import ReflectorJudge
 from embodyrl.real_robot.logs.mcap_log import RunLog
 from embodyrl.real_robot.operator.device_operator import open_operator
@@ -47,6 +49,10 @@ Judge = Callable[[dict[str, Any]], tuple[float, bool]]
 """What the policy sees (``Robot.observe``) -> reward, and whether the task is solved."""
 PATIENCE = 0.5
 """s that an image may be late before the chunk is given up."""
+WITHOUT_HELP = ("estop", "hold", LOST, "run")
+"""What the person of an arm may ask for while its policy is evaluated, which nobody helps."""
+_people: dict[tuple[str, str], Operator] = {}
+"""(robot, address) -> the person at that arm's page, whose stop must reach its evaluation too."""
 _active_env: dict[tuple[str, str], RobotEnv] = {}
 """(robot, address) -> the env that moves it: training and evaluation have one each, for one arm."""
 
@@ -105,6 +111,7 @@ class RobotEnv(SteppedVecEnv):
         self._log: RunLog | None = None
         self._seen: dict[str, Any] | None = None
         self._episodes = 0
+        self._overdue = Overdue(config)
         self._releasing = False  # the person lets go at the end of the chunk
         # A simulated robot tells its own proprio, which may hold more.
         task = getattr(self._connected.robot, "spec", None)
@@ -133,12 +140,17 @@ class RobotEnv(SteppedVecEnv):
             self._operator = ScriptedOperator(
                 self.twin, config.corrector, elapsed=lambda: self.elapsed, look=self.look
             )
-        elif config.operator >= 0 or config.hand:
+        elif config.operator >= 0 or config.operator_page or config.hand:
             if connected.simulated:
                 connected.clock = PacedClock(connected.clock)
-            port = config.operator if config.operator >= 0 else None
-            self._operator, page = open_operator(self._open, connected.clock, port, config.hand)
+            place = config.operator_page or (config.operator if config.operator >= 0 else None)
+            token = read_token(config.operator_token)
+            self._operator, page = open_operator(
+                self._open, connected.clock, place, config.hand, token
+            )
             self._ask = ask or (page.ask if page is not None else ask_at_terminal)
+            if self._operator is not None:
+                _people[self._arm_key] = self._operator
 
     @property
     def twin(self) -> Any:
@@ -199,6 +211,7 @@ class RobotEnv(SteppedVecEnv):
         )
         if isinstance(self._judge, ReflectorJudge):
             self._judge.begin()
+        self._overdue.begin()
         self._releasing = False
         self._outcome = {"solved": False, "reason": ""}
         self._driver.start()
@@ -272,18 +285,25 @@ class RobotEnv(SteppedVecEnv):
             Their label of the episode, ``"success"`` or ``"failure"``; empty for none.
         """
         person = self._operator
+        may = (*WISHES, LOST)
+        if person is None and not self._connected.simulated:
+            person = _people.get(self._arm_key)
+            may = WITHOUT_HELP
         label = ""
         held = driver.person and driver.guard.mode == Mode.HOLD
+        if person is not None and (why := self._overdue(self.elapsed + 1, driver.person)):
+            driver.hold(why)
+            held = True
         while person is not None:
-            for wish in person.wishes():
+            for wish in [wish for wish in person.wishes() if wish in may]:
                 if wish == "estop":
                     driver.guard.estop("a person pressed stop")
                     # Two ticks, so that the mode has changed.
                     driver.wait_until(driver.clock.now() + 2 * driver.guard.config.tick)
                 elif wish in ("success", "failure"):
                     label = wish
-                elif wish == "hold":
-                    driver.hold("a person said hold")
+                elif wish in ("hold", LOST):
+                    driver.hold(HOLDS[wish])
                     held = True
                 elif wish == "takeover":
                     driver.hand_over(True)
@@ -294,7 +314,10 @@ class RobotEnv(SteppedVecEnv):
                     held = False
                 elif wish in ("release", "run") and driver.person:
                     self._releasing = True
-            person.show(driver.status(), self._connected.robot.pictures())
+            status = driver.status()
+            status["asks"] = status["reason"] if held or driver.broken else ""
+            status["can"] = [wish for wish in status["can"] if wish in may]
+            person.show(status, self._connected.robot.pictures())
             if not held or label or driver.broken:
                 break
             driver.wait_until(driver.clock.now() + 0.1)
@@ -360,4 +383,6 @@ class RobotEnv(SteppedVecEnv):
         self._end_episode()
         if _active_env.get(self._arm_key) is self:
             del _active_env[self._arm_key]
+        if self._operator is not None and _people.get(self._arm_key) is self._operator:
+            del _people[self._arm_key]
         self._open.close()

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from embodyrl.real_robot.control.clocks import Clock
 from embodyrl.real_robot.control.operator import Operator
+from embodyrl.real_robot.operator.arm_link import ArmLink
 from embodyrl.real_robot.operator.devices import DEADZONE, Device, open_device
 from embodyrl.real_robot.operator.page import OperatorPage
 
@@ -135,29 +136,36 @@ class DeviceOperator(Operator):
 
 
 def open_operator(
-    opened: ExitStack, clock: Clock, port: int | None, hand: str
-) -> tuple[Operator | None, OperatorPage | None]:
-    """Opens what a person uses: the page, a device, or both.
+    opened: ExitStack, clock: Clock, place: int | str | None, hand: str, token: str = ""
+) -> tuple[Operator | None, OperatorPage | ArmLink | None]:
+    """Opens what a person uses: a page, a device, or both.
 
     Args:
         opened: closes them in the end.
         clock: of the control loop.
-        port: of the page (0: a free one); None for no page.
+        place: port of a page for this arm (0: a free one), or ``ws://HOST:PORT/NAME`` of a page of
+            several arms; None for no page.
         hand: the device, see ``devices.open_device``; empty for none.
+        token: of the page of several arms.
 
     Returns:
         The person, and the page; each None where there is none.
 
     Raises:
-        UserError: no such device, or the port is in use.
+        UserError: no such device, the port is in use, or no such page.
     """
+    # The page of several arms, or one of this arm's own.
     page = None
-    person = None
-    if port is not None:
-        page = OperatorPage(clock, port)
-        person = page
-        opened.callback(page.close)
+    if isinstance(place, str):
+        page = ArmLink(clock, place, token)
+        print(f"This arm is on the page at {page.address}", flush=True)
+    elif place is not None:
+        page = OperatorPage(clock, place)
         print(f"The operator's page: {page.address}", flush=True)
+    if page is not None:
+        opened.callback(page.close)
+    # A device in the hand works with a page and without.
+    person: Operator | None = page
     if hand:
         person = DeviceOperator(open_device(hand), page)
         opened.callback(person.close)

@@ -26,7 +26,7 @@ from websockets.http11 import Request, Response
 from websockets.sync.server import ServerConnection
 
 from embodyrl.real_robot.control.clocks import Clock
-from embodyrl.real_robot.control.operator import WISHES
+from embodyrl.real_robot.control.operator import WISHES, Operator
 from embodyrl.real_robot.images import to_jpeg
 from embodyrl.real_robot.parsing import MessageError, parse_json
 from embodyrl.real_robot.ports import listen, same_secret
@@ -52,7 +52,7 @@ _CONTENT_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "img-src blob: data:; connect-src 'self'"
 )
-_HEADERS = {
+PAGE_HEADERS = {
     "Content-Type": "text/html; charset=utf-8",
     "Content-Security-Policy": _CONTENT_POLICY,
     "Cache-Control": "no-store",
@@ -62,12 +62,64 @@ _HEADERS = {
 
 
 @dataclass(frozen=True)
-class _Keys:
+class Keys:
     """Which keys are held, when the page last said so, and whether the fingers shall be open."""
 
     stamp: float
     held: frozenset[str]
     open: bool
+
+    @classmethod
+    def of(cls, message: dict[str, Any], now: float) -> Keys:
+        """The keys of a page's message that came ``now``.
+
+        Raises:
+            MessageError: it has none.
+        """
+        keys = message.get("keys")
+        if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+            raise MessageError("the page's keys must be a list of texts")
+        return cls(now, frozenset(keys) & frozenset(AXES), message.get("open") is True)
+
+
+def read_page(html: Path) -> bytes:
+    """A page as one file: with the script that all pages share."""
+    script = Path(__file__).with_name("link.js").read_bytes()
+    return html.read_bytes().replace(b"/* link.js */", script)
+
+
+def key_action(keys: Keys, dims: int, share: float = 0.4) -> NDArray[np.float32]:
+    """The keys as an action (``dims``,) of the policy's kind.
+
+    Args:
+        keys: that are held.
+        dims: A.
+        share: size of a key's step, as a share of the largest one.
+    """
+    action = np.zeros(dims, np.float32)
+    for key in keys.held:
+        axis, way = AXES[key]
+        if axis < dims - 1:
+            action[axis] += way * share
+    action[-1] = 1.0 if keys.open else -1.0
+    return action
+
+
+def ask_and_wait(person: Operator, sentence: str) -> None:
+    """Shows what a person must do, and waits until they press run."""
+    status = {
+        "mode": "hold",
+        "reason": f"{sentence} Then press run.",
+        "asks": sentence,
+        "task": "",
+        "open": True,
+        "can": ["run"],
+    }
+    # Wishes from before the question do not count.
+    person.wishes()
+    while "run" not in person.wishes():
+        person.show({**status, "numbers": {}, "events": []}, {})
+        time.sleep(0.1)
 
 
 class OperatorPage:
@@ -93,11 +145,8 @@ class OperatorPage:
         self._clock = clock
         self._token = secrets.token_urlsafe(24)
         self._wishes: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._keys = _Keys(-np.inf, frozenset(), True)
-        here = Path(__file__)
-        script = here.with_name("link.js").read_bytes()
-        page = (html or here.with_name("page.html")).read_bytes()
-        self._html = page.replace(b"/* link.js */", script)
+        self._keys = Keys(-np.inf, frozenset(), True)
+        self._html = read_page(html or Path(__file__).with_name("page.html"))
         self._known = wishes
         # What the pages show: a number that changes with it, the status, and the images.
         self._shown: tuple[int, dict[str, Any], dict[str, NDArray[np.uint8]]] = (0, {}, {})
@@ -129,20 +178,8 @@ class OperatorPage:
         return now - self._keys.stamp <= ALIVE
 
     def action(self, dims: int, share: float = 0.4) -> NDArray[np.float32]:
-        """The keys as an action (``dims``,) of the policy's kind.
-
-        Args:
-            dims: A.
-            share: size of a key's step, as a share of the largest one.
-        """
-        keys = self._keys
-        action = np.zeros(dims, np.float32)
-        for key in keys.held:
-            axis, way = AXES[key]
-            if axis < dims - 1:
-                action[axis] += way * share
-        action[-1] = 1.0 if keys.open else -1.0
-        return action
+        """See ``Operator``, and ``key_action``."""
+        return key_action(self._keys, dims, share)
 
     def show(self, status: dict[str, Any], images: dict[str, NDArray[np.uint8]]) -> None:
         """Sends a status, as plain JSON data, and images (h, w, 3) to every page."""
@@ -153,18 +190,7 @@ class OperatorPage:
 
     def ask(self, sentence: str) -> None:
         """Shows what a person must do, and waits until they press run."""
-        status = {
-            "mode": "hold",
-            "reason": f"{sentence} Then press run.",
-            "task": "",
-            "open": True,
-            "can": ["run"],
-        }
-        # Wishes from before the question do not count.
-        self.wishes()
-        while "run" not in self.wishes():
-            self.show({**status, "numbers": {}, "events": []}, {})
-            time.sleep(0.1)
+        ask_and_wait(self, sentence)
 
     def close(self) -> None:
         """Ends the server and its pages."""
@@ -182,7 +208,7 @@ class OperatorPage:
             known = "Origin" in request.headers  # ``ports`` has compared it with this port
             return None if known else connection.respond(HTTPStatus.FORBIDDEN, "Not from there.\n")
         if request.path == "/":
-            return Response(HTTPStatus.OK, "OK", Headers(_HEADERS), self._html)
+            return Response(HTTPStatus.OK, "OK", Headers(PAGE_HEADERS), self._html)
         return connection.respond(HTTPStatus.NOT_FOUND, "Nothing here.\n")
 
     def _talk(self, connection: ServerConnection) -> None:
@@ -213,12 +239,8 @@ class OperatorPage:
                 raise MessageError("the page asked for what it cannot ask for")
             self._wishes.put(message["do"])
             return
-        keys = message.get("keys")
-        if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
-            raise MessageError("the page's keys must be a list of texts")
         # The age of the keys is by the control loop's clock, whatever the page's is.
-        held = frozenset(keys) & frozenset(AXES)
-        self._keys = _Keys(self._clock.now(), held, message.get("open") is True)
+        self._keys = Keys.of(message, self._clock.now())
 
     def _send(self, connection: ServerConnection) -> None:
         """Sends to one page whatever is shown next, until the server ends.

@@ -170,7 +170,8 @@ def check_played(message: Any, bounds: Bounds) -> TransitionBatch:
         _array(chunks.episode, "episode", (rows,), torch.int64)
     if chunks.success is not None:
         _array(chunks.success, "success", (rows,), torch.bool)
-    need(chunks.weight is None, "weight is given, but the learner weighs the chunks")
+    for name in ("weight", "features", "next_features"):
+        need(getattr(chunks, name) is None, f"{name} is given, but it is the learner's to find")
     need(bool(chunks.valid.any(1).all()), "valid has a chunk without an action")
     need(not chunks.reward[~chunks.valid].any(), "reward is not zero where valid is false")
     _check_obs(chunks.obs, "obs", rows, spec)
@@ -229,6 +230,7 @@ def _check_obs(obs: Any, name: str, rows: int, spec: EnvSpec) -> None:
     )
     for camera, size in spec.cameras.items():
         _array(obs.images[camera], f"{name}.images[{camera}]", (rows, *size, 3), torch.uint8)
+    need(obs.previous is None, f"{name}.previous is given, but the env shows one observation")
     states = [("proprio", spec.proprio_dim)]
     if spec.privileged_dim:
         states.append(("privileged", spec.privileged_dim))

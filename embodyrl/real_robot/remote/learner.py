@@ -1,16 +1,17 @@
-"""The learner's end of a websocket to an actor on the robot's computer (``remote_actor``).
+"""The learner's end of the websockets to the actors on the robots' computers (``remote_actor``).
 
-The actor plays one chunk after the other with the newest weights that it has, so the arm never
-waits for a gradient step. The learner learns from what has come. Messages are safetensors
-(``distributed.wire``); nothing is unpickled. First the learner sends the run's config. Then the
-actor sends, and the learner answers:
+Each actor plays one chunk after the other on its arm, with the newest weights that it has, so no
+arm waits for a gradient step. The learner learns from what has come. Messages are safetensors
+(``distributed.wire``); nothing is unpickled. First the learner sends the run's config and the
+actor's shard. Then the actor sends, and the learner answers:
 
-    the env's spec, at first                       -> play, evaluate these initial states, or end;
+    the env's spec, at first                       -> play, evaluate this initial state, or end;
     a chunk and the episodes that ended with it       with weights, if there are newer ones
     an evaluation
 
 An actor is believed nothing that ``check_actor`` has not checked. One that sends something else is
-named in the log and disconnected. The run keeps what came before and waits for the next actor.
+named in the log and disconnected, and so is one that dies. The run keeps what came before, but for
+the unfinished episode, and the other arms go on.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from typing import Any
 
 import torch
 from websockets.exceptions import ConnectionClosed
+from websockets.protocol import State
 from websockets.sync.server import ServerConnection
 
-from embodyrl import registry
 from embodyrl.algorithm import Algorithm
 from embodyrl.config import Config, to_dict
 from embodyrl.distributed.wire import from_bytes, to_bytes
-from embodyrl.errors import UserError, refuse_unread
+from embodyrl.errors import UserError
 from embodyrl.policy import num_executed
-from embodyrl.real_robot.env.config import RobotConfig
 from embodyrl.real_robot.ports import listen, peer
+from embodyrl.real_robot.remote.arms import Arms, ConnectedArm, SharedEvaluation
 from embodyrl.real_robot.remote.check_actor import (
     Bounds,
     check_configured,
@@ -42,11 +43,11 @@ from embodyrl.real_robot.remote.check_actor import (
     check_spec,
     in_words,
 )
+from embodyrl.real_robot.remote.check_run import check_run, saved_spec
 from embodyrl.rollouts.batches import TransitionBatch
 from embodyrl.rollouts.evaluation import Evaluation
 from embodyrl.rollouts.start_sampling import Draws
-from embodyrl.storage import checkpoint, plain_data
-from embodyrl.storage.env_spec import check_compatible, spec_from_json
+from embodyrl.storage.env_spec import check_compatible
 from embodyrl.types import EnvSpec
 
 PORT = 8001
@@ -58,21 +59,25 @@ GREETING = 600.0
 """s that an actor may take to build its env. Later it may take any time: a person may be busy."""
 REFUSED = 4002
 """Status by which the learner closes the connection to an actor that it refuses."""
+TAKEN = 4003
+"""Status by which the learner closes the connection to an actor that there is no place for."""
 PROTOCOL_ERRORS = (1002, 1003, 1007, 1009)
 """Statuses by which a connection ends whose other end broke the protocol; 1009 is "too large"."""
 log = logging.getLogger(__name__)
 LEAD = 4
-"""Iterations' worth of chunks that the actor may be ahead of the learner; then the arm is held."""
+"""Iterations' worth of chunks that the arms may be ahead of the learner; then they are held."""
 
 
-class RemoteActor:
-    """Collects a run's episodes from an actor elsewhere, as ``rollouts`` of ``runner.train``.
+class RemoteActors:
+    """Collects a run's episodes from actors elsewhere, as ``rollouts`` of ``runner.train``.
+
+    Any number of arms may come and go while the run lasts; it begins with the first.
 
     Args:
-        config: of the run; the actor may override its env.
+        config: of the run; each actor may override its env.
         host: address to listen at.
         port: 0 takes a free one.
-        token: what the actor must know; needed wherever others can reach the address.
+        token: what the actors must know; needed wherever others can reach the address.
 
     Raises:
         UserError: an algorithm that cannot learn from what it did not just do, an env that is no
@@ -82,37 +87,22 @@ class RemoteActor:
     def __init__(
         self, config: Config, host: str = "127.0.0.1", port: int = PORT, token: str = ""
     ) -> None:
-        algorithm = registry.load("algorithms", config.algorithm.name)
-        if not algorithm.continues_episodes:
-            raise UserError(
-                f"{config.algorithm.name} learns from its own latest rollouts alone, but an actor "
-                "elsewhere plays with weights that are some chunks old. Use sac_flow, rlpd or "
-                "wsrl."
-            )
-        if not isinstance(config.env, RobotConfig):
-            raise UserError(
-                f"embodyrl act plays on a robot, but the run's env is {config.env.name}. Set "
-                "env.name=robot."
-            )
-        why = "the actor at the robot chooses what it plays"
-        refuse_unread(config.run, "run", ("task_sampling", "start_sampling", "first_length"), why)
-        self._env = config.env
-        self._limits = config.env.max_reward, algorithm.max_choice
+        algorithm = check_run(config)
+        self._env: Any = config.env
+        self._limits = self._env.max_reward, algorithm.max_choice
         self._executed = 0  # H, once there is a policy to play with
         self.config = config
-        self.restarts = -1
         self._news = threading.Condition()
         self._spec: EnvSpec | None = None
         # A run that resumes, or starts from a checkpoint, knows its env already.
-        self._known = _saved_spec(config)
-        self._played: list[TransitionBatch] = []
+        self._known = saved_spec(config)
+        self._arms = Arms()
+        self._figures: dict[str, float] = {}
         self._weights: dict[str, Any] = {}
         self._acting: dict[str, Any] = {}
         self._version = 0
-        self._job: dict[str, Any] | None = None
-        self._evaluation: Evaluation | None = None
-        self._episode = 1  # that the actor plays
-        self._busy = self._closed = False
+        self._evaluation: SharedEvaluation | None = None
+        self._closed = False
         self._server = listen(
             self._talk,
             host,
@@ -127,7 +117,7 @@ class RemoteActor:
 
     @property
     def spec(self) -> EnvSpec:
-        """Of the robot; waits until there is one."""
+        """Of each arm; waits until there is one."""
         with self._news:
             if self._spec is None:
                 print(
@@ -136,6 +126,15 @@ class RemoteActor:
             while self._spec is None:
                 self._news.wait(0.2)  # so that Ctrl-C is heard
             return self._spec
+
+    @property
+    def restarts(self) -> int:
+        """How often an arm came back."""
+        return self._arms.returns
+
+    def figures(self) -> dict[str, float]:
+        """Metrics of each arm, of the last collection; see ``Arms.take``."""
+        return self._figures
 
     def collect(
         self,
@@ -147,25 +146,25 @@ class RemoteActor:
         between: Callable[[], None],
         draws: Draws | None = None,
     ) -> TransitionBatch:
-        """All chunks that came since the last call, at least ``num_chunks`` of them.
+        """All chunks that came since the last call, at least ``num_chunks`` of all arms together.
 
         Args:
-            algorithm: its weights are what the actor plays with from its next chunk on.
-            iteration: not read, nor is ``generator``: what a robot does is not repeated.
-            generator: see above.
+            algorithm: its weights are what the arms play with from their next chunk on.
+            iteration: its number.
+            generator: not read: what a robot does is not repeated.
             device: where the chunks go.
             between: called while waiting; may raise.
             draws: None, because the constructor refuses a run that has some.
         """
         self._publish(algorithm)
         with self._news:
-            while self._chunks_played() < algorithm.config.num_chunks:
+            self._arms.iteration = iteration
+            while self._arms.waiting_chunks < algorithm.config.num_chunks:
                 self._news.wait(0.1)
                 between()
-            played = self._played
-            self._played = []
+            batch, self._figures = self._arms.take()
             self._news.notify_all()
-        return TransitionBatch.merge(played).to(device)
+        return batch.to(device)
 
     def restart_episodes(self) -> None:
         """See ``Rollouts``; a robot's episodes go on."""
@@ -173,28 +172,26 @@ class RemoteActor:
     def evaluate(
         self, algorithm: Algorithm, inits: list[int], seed: int, between: Callable[[], None]
     ) -> Evaluation:
-        """See ``training.evaluate.evaluate``; the actor's robot plays."""
+        """See ``training.evaluate.evaluate``; the arms share the initial states."""
         self._publish(algorithm)
+        shared = SharedEvaluation(inits, seed)
+        # Arms that are free go on with training episodes meanwhile.
         with self._news:
-            self._evaluation = None
-            self._job = {"inits": inits, "seed": seed}
+            self._evaluation = shared
             self._news.notify_all()
-            while self._evaluation is None:
+            while (result := shared.result) is None:
                 self._news.wait(0.1)
                 between()
-            self._job = None
-            return self._evaluation
+            self._evaluation = None
+        return result
 
     def close(self) -> None:
-        """Tells the actor that the run is over."""
+        """Tells the actors that the run is over."""
         with self._news:
             self._closed = True
             self._news.notify_all()
-            self._news.wait_for(lambda: not self._busy, timeout=5.0)
+            self._news.wait_for(lambda: not self._arms.connected, timeout=5.0)
         self._server.shutdown()
-
-    def _chunks_played(self) -> int:
-        return sum(len(batch.chunks) for batch in self._played)
 
     def _publish(self, algorithm: Algorithm) -> None:
         weights = {k: v.detach().cpu().clone() for k, v in algorithm.result.state_dict().items()}
@@ -206,17 +203,16 @@ class RemoteActor:
             self._news.notify_all()
 
     def _talk(self, connection: ServerConnection) -> None:
-        who = peer(connection)
-        with self._news:
-            busy = self._busy
-            self._busy = True
-        if busy:
-            connection.close(4003, "there is an actor already")
+        name = connection.request.path.strip("/") if connection.request is not None else ""
+        try:
+            with self._news:
+                arm = self._arms.join(name, peer(connection))
+        except UserError as error:
+            connection.close(TAKEN, in_words(error)[:120])
             return
-        self._episode = 1
         wrong = ""
         try:
-            self._lead(connection)
+            self._lead(connection, arm)
         except TimeoutError:
             wrong = f"it said nothing for {GREETING:g} s"
         except UserError as error:
@@ -226,35 +222,64 @@ class RemoteActor:
                 wrong = f"it broke the protocol of websockets ({in_words(error)})"
         finally:
             with self._news:
-                self._busy = False
+                dropped = self._arms.leave(arm)
+                over = self._closed
+                others = self._arms.playing
                 self._news.notify_all()
-        if wrong:
+        # At the end of the run every actor leaves, which is no news.
+        if wrong or not over:
             log.warning(
-                "The actor at %s was refused in its episode %d: %s. Nothing else is lost; the run "
-                "waits for an actor.",
-                who,
-                self._episode,
-                wrong,
+                "The %s %s in its episode %d%s. Chunks of its unfinished episode that were dropped: "
+                "%d. %s",
+                arm,
+                "was refused" if wrong else "is gone",
+                max(arm.begun, 1),
+                f": {wrong}" if wrong else "",
+                dropped,
+                f"The other arms go on: {others}." if others else "The run waits for an arm.",
             )
+        if wrong:
             connection.close(REFUSED, wrong[:120])
 
-    def _lead(self, connection: ServerConnection) -> None:
+    def _lead(self, connection: ServerConnection, arm: ConnectedArm) -> None:
         """Tells one actor what to do, and takes what it sends, until the run is over.
 
         Raises:
             UserError: it sent what it may not send.
             TimeoutError: it sent no spec.
         """
-        connection.send(to_bytes(to_dict(self.config)))
+        # 1. Greet: the run's config, and the actor's env.
+        connection.send(to_bytes({"config": to_dict(self.config), "shard": arm.shard}))
         bounds = self._greet(from_bytes(self._receive(connection, GREETING)))
+        with self._news:
+            self._arms.ready(arm)
+        # 2. One job after the other, until the run is over.
         version = 0
         while True:
-            answer, version = self._answer(version)
-            connection.send(to_bytes(answer))
+            with self._news:
+                answer, evaluation = self._answer(connection, arm, version)
+                version = self._version
             if answer["do"] == "end":
+                connection.send(to_bytes(answer))
                 return
-            bounds = dataclasses.replace(bounds, horizon=self._executed)
-            self._hear(from_bytes(self._receive(connection)), answer, bounds)
+            try:
+                connection.send(to_bytes(answer))
+                message = from_bytes(self._receive(connection))
+                bounds = dataclasses.replace(bounds, horizon=self._executed)
+                if evaluation is None:
+                    self._hear_played(arm, check_played(message, bounds))
+                    continue
+                part = check_evaluation(message, bounds, answer["inits"])
+            except BaseException:
+                # What this arm leaves undone is another one's.
+                if evaluation is not None:
+                    with self._news:
+                        evaluation.give_back(answer["inits"][0])
+                        self._news.notify_all()
+                raise
+            with self._news:
+                evaluation.note(arm, part)
+                self._news.notify_all()
 
     @staticmethod
     def _receive(connection: ServerConnection, seconds: float | None = None) -> bytes:
@@ -274,56 +299,42 @@ class RemoteActor:
                 if self._known is not None:
                     check_compatible(self._known, spec)
             self._spec = self._spec or spec
-            self.restarts += 1
             self._news.notify_all()
         return Bounds(spec, self._executed, *self._limits)
 
-    def _answer(self, version: int) -> tuple[dict[str, Any], int]:
-        """What the actor is to do, and the version of the weights that it then has."""
-        with self._news:
-            most = LEAD * self.config.algorithm.num_chunks
-            self._news.wait_for(
-                lambda: (
-                    self._closed
-                    or (self._version and (self._job is not None or self._chunks_played() < most))
-                )
-            )
-            if self._closed:
-                return {"do": "end"}, version
-            answer: dict[str, Any] = {"do": "play", "acting": self._acting}
-            if self._job is not None and self._evaluation is None:
-                answer |= {"do": "evaluate", **self._job}
-            if version != self._version:
-                answer["weights"] = self._weights
-            return answer, self._version
+    def _answer(
+        self, connection: ServerConnection, arm: ConnectedArm, version: int
+    ) -> tuple[dict[str, Any], SharedEvaluation | None]:
+        """What an actor is to do, once there is something; and the evaluation that it is part of.
 
-    def _hear(self, message: Any, asked: dict[str, Any], bounds: Bounds) -> None:
-        """Takes what an actor sent for what it was asked to do, once it is checked."""
-        if asked["do"] == "evaluate":
-            evaluation = check_evaluation(message, bounds, asked["inits"])
-            with self._news:
-                self._evaluation = evaluation
-                self._news.notify_all()
-            return
-        played = check_played(message, bounds)
-        ended = played.chunks.terminated | played.chunks.truncated
-        self._episode += int(ended.sum())
+        Args:
+            connection: to the actor; where it is lost, waiting ends.
+            arm: the actor's.
+            version: of the weights that it has.
+        """
+        most = LEAD * self.config.algorithm.num_chunks
+
+        def due() -> bool:
+            if self._closed or connection.state is not State.OPEN:
+                return True
+            evaluates = self._evaluation is not None and self._evaluation.waits
+            return bool(self._version) and (evaluates or self._arms.waiting_chunks < most)
+
+        # Looked at once a second: nothing tells of a connection that is lost.
+        while not self._news.wait_for(due, timeout=1.0):
+            pass
+        if self._closed:
+            return {"do": "end"}, None
+        answer: dict[str, Any] = {"do": "play", "acting": self._acting}
+        if version != self._version:
+            answer["weights"] = self._weights
+        shared = self._evaluation
+        if shared is None or not shared.waits:
+            return answer, None
+        self._arms.cut(arm)
+        return answer | {"do": "evaluate", "inits": [shared.take()], "seed": shared.seed}, shared
+
+    def _hear_played(self, arm: ConnectedArm, played: TransitionBatch) -> None:
         with self._news:
-            if len(played.chunks) or played.episodes:
-                self._played.append(played)
+            self._arms.hear(arm, played)
             self._news.notify_all()
-
-
-def _saved_spec(config: Config) -> EnvSpec | None:
-    """The env's spec in the run's newest checkpoint, or in that which it starts from.
-
-    Raises:
-        UserError: that checkpoint cannot be read.
-    """
-    newest = checkpoint.latest(config.run.folder / "checkpoints")
-    if newest is None and config.run.init_checkpoint:
-        newest = checkpoint.find(config.run.init_checkpoint)
-    if newest is None:
-        return None
-    meta = plain_data.read_json(newest / "meta.json", checkpoint.RUN_META, checkpoint.REMEDY)
-    return spec_from_json(meta["spec"])

@@ -14,7 +14,8 @@ from embodyrl.config import resolve
 from embodyrl.devices import use_device
 from embodyrl.distributed.wire import from_bytes, to_bytes
 from embodyrl.errors import UserError
-from embodyrl.real_robot.remote.learner import MAX_BYTES, REFUSED
+from embodyrl.real_robot.arm_names import with_name
+from embodyrl.real_robot.remote.learner import MAX_BYTES, REFUSED, TAKEN
 from embodyrl.rollouts.collect import Player, collect_transitions
 from embodyrl.rollouts.evaluation import evaluate
 from embodyrl.rollouts.seeding import seeded
@@ -30,18 +31,21 @@ def act(
     """Plays until the learner's run is over, and returns how many chunks that were.
 
     Args:
-        address: of the learner, ``ws://host:port``.
+        address: of the learner, ``ws://host:port``, or ``ws://host:port/name`` with the name of
+            this arm; by default it has this computer's.
         token: the learner's.
         overrides: of the env of its run: which robot this is.
         device: of the policy.
 
     Raises:
-        UserError: no such learner, it has an actor already, or an override of something else.
+        UserError: no such learner, it has an arm of that name already, or an override of something
+            else.
     """
     if wrong := [o for o in overrides or [] if not o.startswith("env.")]:
         raise UserError(
             f"{wrong[0]} is the learner's to say; here only env.key=value may be changed."
         )
+    address = with_name(address)
     headers = {"Authorization": f"Api-Key {token}"} if token else None
     with ExitStack() as opened:
         try:
@@ -56,20 +60,23 @@ def act(
             )
             sent = _receive(connection)
         except (OSError, InvalidHandshake, InvalidURI, ConnectionClosed, TimeoutError) as error:
-            raise UserError(
-                f"No learner answers at {address} ({error}), or it has an actor already."
-            ) from error
-        if not isinstance(sent.get("run"), dict):
+            raise UserError(_no_learner(address, error)) from error
+        run, shard = sent.get("config"), sent.get("shard")
+        if (
+            not isinstance(run, dict)
+            or not isinstance(run.get("run"), dict)
+            or type(shard) is not int
+        ):
             raise UserError(f"What answers at {address} sends no run's config: it is no learner.")
-        sent["run"] |= {"init_checkpoint": "", "device": device, "workers": 1}
-        config = resolve(sent, overrides or [])
+        run["run"] |= {"init_checkpoint": "", "device": device, "workers": 1}
+        config = resolve(run, overrides or [])
         cls = registry.load("algorithms", config.algorithm.name)
         config = replace(config, algorithm=cls.worker_config(config.algorithm, 1))
         envs = Envs(config)
         opened.callback(envs.close)
         try:
             connection.send(to_bytes({"spec": spec_to_json(envs.train_spec)}))
-            return _serve(connection, config, envs)
+            return _serve(connection, config, envs, shard)
         except ConnectionClosed as error:
             if error.rcvd is not None and error.rcvd.code == REFUSED:
                 raise UserError(
@@ -81,10 +88,19 @@ def act(
             ) from error
 
 
-def _serve(connection: ClientConnection, config: Any, envs: Envs) -> int:
+def _no_learner(address: str, error: Exception) -> str:
+    """Why no learner takes this arm."""
+    closed = error.rcvd if isinstance(error, ConnectionClosed) else None
+    if closed is not None and closed.code == TAKEN:
+        return f"The learner at {address} has no place for this arm: {closed.reason}."
+    return f"No learner answers at {address} ({error})."
+
+
+def _serve(connection: ClientConnection, config: Any, envs: Envs, shard: int) -> int:
     target = use_device(config.run.device)
     algorithm: Any = build_algorithm(config, envs, target)  # off-policy: it has ``act``
-    player = Player(envs.train, config.run.seed, target)
+    # The other arms play other initial states, with other noise.
+    player = Player(envs.train, config.run.seed, target, shard)
     played = 0
     has_weights = False
     while True:
@@ -122,7 +138,7 @@ def _serve(connection: ClientConnection, config: Any, envs: Envs) -> int:
             player.ongoing_episodes(),
             algorithm.act,
             1,
-            generator=seeded(config.run.seed, played),
+            generator=seeded(config.run.seed, played, shard),
         )
         connection.send(to_bytes({"played": batch.to("cpu")}))
         played += 1

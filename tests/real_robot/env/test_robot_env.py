@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -179,9 +180,8 @@ def test_people_are_asked_where_no_topic_arranges_the_scene(
     assert asked == ["Arrange the scene for episode 2 (initial state 2), and go on."]
 
 
-def test_in_the_walls_time_the_arm_is_held_while_its_owner_thinks() -> None:
-    """The twin's own time, moved on by the wall clock in the ticker's thread."""
-    env = RobotEnv(RobotConfig(**STATES))
+def in_the_walls_time(env: RobotEnv) -> None:
+    """Lets the twin be an arm in real time: the ticker's thread moves its clock on."""
     twin: Any = env._connected.robot
     clock = RealClock()
 
@@ -199,6 +199,12 @@ def test_in_the_walls_time_the_arm_is_held_while_its_owner_thinks() -> None:
                     clock.sleep_until(clock.now() + 0.002)
 
     env._connected.clock, env._connected.simulated = Walled(), False
+
+
+def test_in_the_walls_time_the_arm_is_held_while_its_owner_thinks() -> None:
+    env = RobotEnv(RobotConfig(**STATES))
+    in_the_walls_time(env)
+    clock = RealClock()
     env.reset(init=[0])
     assert env.step(torch.full((1, 5, 4), 0.4)).valid.all()
     driver = env._driver
@@ -209,6 +215,33 @@ def test_in_the_walls_time_the_arm_is_held_while_its_owner_thinks() -> None:
     assert env.step(torch.full((1, 3, 4), -0.4)).valid.all() and driver.guard.mode == "run"
     env.close()
     assert [str(e.after) for e in driver.events] == ["hold", "run", "hold", "run", "hold"]
+
+
+@pytest.mark.parametrize("wish", ["estop", "hold"])
+def test_a_stop_reaches_an_arm_whose_policy_is_evaluated(wish: str) -> None:
+    """The env that scores has no person of its own; the arm is the same."""
+    config = RobotConfig(**STATES, operator=0)
+    trained, scored = RobotEnv(config), RobotEnv(config.for_evaluation("eval"))  # type: ignore[arg-type]
+    in_the_walls_time(scored)
+    page: Any = trained._operator
+    scored.reset(init=[0])
+    # Nobody takes over there, and no label counts.
+    for said in ("takeover", "success", wish):
+        page._wishes.put(said)
+    if wish == "hold":
+        threading.Timer(1.0, page._wishes.put, ("run",)).start()
+    began = time.monotonic()
+    step = scored.step(torch.full((1, 5, 4), 0.2))
+    driver = scored._driver
+    assert driver is not None and step.human is None and not step.success
+    modes = [str(event.after) for event in driver.events]
+    if wish == "estop":
+        assert bool(step.fault) and modes[-1] == "estop"
+    else:
+        assert step.valid.all() and "a person said hold" in [e.reason for e in driver.events]
+        assert time.monotonic() - began > 1.0
+    scored.close()
+    trained.close()
 
 
 def test_a_person_labels_holds_and_stops() -> None:

@@ -26,7 +26,7 @@ from embodyrl.real_robot.remote.check_actor import (
     check_spec,
     in_words,
 )
-from embodyrl.real_robot.remote.learner import RemoteActor
+from embodyrl.real_robot.remote.learner import RemoteActors
 from embodyrl.rollouts.batches import Episode
 from embodyrl.sims.mujoco import privileged
 from embodyrl.storage import checkpoint
@@ -183,7 +183,7 @@ def test_a_checkpoint_that_a_run_starts_from_knows_the_env(tmp_path: Path) -> No
     run["env"] |= {"cameras": ["front"], "image_size": 8}
     config = resolve(run)
     config = replace(config, run=replace(config.run, init_checkpoint=str(start)))
-    learner = RemoteActor(config, port=0)
+    learner = RemoteActors(config, port=0)
     with pytest.raises(UserError, match="proprio_dim"):
         learner._greet({"spec": spec_to_json(robot_spec(ENV, 7))})
     assert learner._spec is None
@@ -194,7 +194,7 @@ def test_a_run_that_is_no_robots_has_no_actor(tmp_path: Path) -> None:
     run = faults._run(str(tmp_path))
     run["env"] = {"name": "mujoco", "task": "reach"}
     with pytest.raises(UserError, match=r"env.name=robot"):
-        RemoteActor(resolve(run), port=0)
+        RemoteActors(resolve(run), port=0)
     run = faults._run(str(tmp_path))
     run["env"]["max_reward"] = 0.0
     from embodyrl.real_robot.env.config import check_settings

@@ -16,7 +16,7 @@ from websockets.sync.client import connect
 from embodyrl.config import Config, resolve
 from embodyrl.distributed.wire import from_bytes, to_bytes
 from embodyrl.errors import UserError
-from embodyrl.real_robot.remote.learner import RemoteActor
+from embodyrl.real_robot.remote.learner import RemoteActors
 from embodyrl.real_robot.remote.remote_actor import act
 from embodyrl.rollouts.batches import Episode, TransitionBatch, Transitions
 from embodyrl.storage.loggers import read_metrics
@@ -62,7 +62,7 @@ def config_of(out: Path) -> Config:
     return resolve({"env": ENV, "policy": policy, "algorithm": algorithm, "run": run})
 
 
-class Noting(RemoteActor):
+class Noting(RemoteActors):
     """Notes what it sends and what it gets."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -117,25 +117,30 @@ def test_a_learner_learns_from_what_an_actor_plays_and_the_actor_plays_what_was_
 def test_who_cannot_use_it_is_told(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     with pytest.raises(UserError, match="Give a token"):
-        RemoteActor(config, host="0.0.0.0", port=0)
+        RemoteActors(config, host="0.0.0.0", port=0)
     on_policy = resolve(
         {"env": ENV, "policy": {"name": "flow_mlp"}, "algorithm": {"name": "ppo"}, "run": {}}
     )
     with pytest.raises(UserError, match="ppo learns from its own latest rollouts alone"):
-        RemoteActor(on_policy, port=0)
+        RemoteActors(on_policy, port=0)
     for key, value in {"start_sampling": "difficulty", "first_length": 0.5}.items():
         run = dataclasses.replace(config.run, **{key: value})
         with pytest.raises(UserError, match=f"run.{key}.*the actor at the robot chooses"):
-            RemoteActor(dataclasses.replace(config, run=run), port=0)
-    learner = RemoteActor(config, port=0, token=TOKEN)
+            RemoteActors(dataclasses.replace(config, run=run), port=0)
+    learner = RemoteActors(config, port=0, token=TOKEN)
     with pytest.raises(InvalidStatus):
         connect(f"ws://127.0.0.1:{learner.port}").close()
-    with connect(
-        f"ws://127.0.0.1:{learner.port}", additional_headers={"Authorization": f"Api-Key {TOKEN}"}
-    ) as first:
-        assert from_bytes(first.recv())["run"]["iterations"] == 4  # type: ignore[arg-type]
-        with pytest.raises(UserError, match="has an actor already"):
-            act(f"ws://127.0.0.1:{learner.port}", TOKEN)
+    address = f"ws://127.0.0.1:{learner.port}/left"
+    secret = {"Authorization": f"Api-Key {TOKEN}"}
+    with connect(address, additional_headers=secret) as first:
+        sent: Any = from_bytes(first.recv())  # type: ignore[arg-type]
+        assert sent["config"]["run"]["iterations"] == 4 and sent["shard"] == 0
+        with pytest.raises(UserError, match="no place for this arm: there is an arm left at 127"):
+            act(address, TOKEN)
+        with pytest.raises(UserError, match="is no name of an arm"):
+            act(address + "/of two", TOKEN)
+        with connect(address.replace("left", "right"), additional_headers=secret) as second:
+            assert from_bytes(second.recv())["shard"] == 1  # type: ignore[arg-type]
         first.send(b"\x80\x04K\x01.")  # a pickle
         with pytest.raises(Exception, match="4002"):
             first.recv()
