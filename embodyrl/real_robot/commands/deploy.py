@@ -10,6 +10,7 @@ from typing import Any
 from embodyrl.errors import UserError
 from embodyrl.functional.intervals import format_rate, wilson
 from embodyrl.real_robot.commands.deployment import NO_DREAM, NO_GUIDANCE, open_deployment
+from embodyrl.real_robot.commands.tokens import read_token
 from embodyrl.real_robot.connect_robot import ask_at_terminal
 from embodyrl.real_robot.control.clocks import PacedClock
 from embodyrl.real_robot.control.episode import EndedBy
