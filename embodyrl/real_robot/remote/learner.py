@@ -57,6 +57,8 @@ MAX_ACTOR_BYTES = 128 * 2**20
 """Largest message of an actor: it holds a chunk and the images before and after it."""
 GREETING = 600.0
 """s that an actor may take to build its env. Later it may take any time: a person may be busy."""
+GOODBYE = 30.0
+"""s that the arms have at the end of a run to finish their chunks and hear that it is over."""
 REFUSED = 4002
 """Status by which the learner closes the connection to an actor that it refuses."""
 TAKEN = 4003
@@ -190,7 +192,7 @@ class RemoteActors:
         with self._news:
             self._closed = True
             self._news.notify_all()
-            self._news.wait_for(lambda: not self._arms.connected, timeout=5.0)
+            self._news.wait_for(lambda: not self._arms.connected, timeout=GOODBYE)
         self._server.shutdown()
 
     def _publish(self, algorithm: Algorithm) -> None:
