@@ -13,9 +13,9 @@ EXPORT_HELP = """examples:
       for LeRobot's own LIBERO, whose pictures are mirrored, of a policy that was trained on others
 LeRobot then loads the folder: lerobot-eval --policy.path=out/my_smolvla ...
 An OpenVLA is written as its checkpoints are published.
-  embodyrl export runs/mujoco_pick_pa_rl --to policy.onnx
+  embodyrl export runs/mujoco_pick_pa_rl --to arm.onnx
       one file that onnxruntime runs without PyTorch, of a flow_vla or flow_mlp
-  embodyrl export runs/hopper --to policy.npz       for numpy alone, of a flow_mlp; .c is C99
+  embodyrl export runs/hopper --to arm.npz       for numpy alone, of a flow_mlp; .c is C99
 """
 PUSH_HELP = """examples:
   embodyrl push runs/mujoco_pick_ppo you/my_policy

@@ -23,7 +23,7 @@ DEPLOY_HELP = """examples:
   embodyrl deploy runs/ppo --operator ws://127.0.0.1:8002/left    one of several arms
   embodyrl deploy runs/ppo --robot ros2                  on what `embodyrl twin runs/ppo` plays
   embodyrl deploy runs/ppo --robot ros2 --robot-file arm.yaml    its own topics and workspace
-  embodyrl deploy policy.onnx --mode sync --robot ros2 --robot-file arm.yaml    exported, no PyTorch
+  embodyrl deploy arm.onnx --mode sync --robot ros2 --robot-file arm.yaml    exported, no PyTorch
   embodyrl deploy ws://10.0.0.2:8000 --token-file token --robot ros2 --robot-file arm.yaml
 In the last one the policy is served elsewhere.
 Ctrl-C stops the arm within its limits, then the program.
