@@ -63,10 +63,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     a = parser.parse_args()
     load = os.getloadavg()[0]
-    runs = {}
+    runs: dict[str, list[dict[str, Any]]] = {variant: [] for variant in a.variants}
     for seed in a.seeds:
         for variant in a.variants:
-            runs[f"{variant}/{seed}"] = improve(a, variant, seed)
+            runs[variant] += improve(a, variant, seed)
     settings = {k: v for k, v in vars(a).items() if k != "out"}
     result = {"settings": settings, "runs": runs, "load": [load, os.getloadavg()[0]]}
     result |= {"commit": git_commit(), "hardware": hardware(), "versions": versions()}
@@ -115,7 +115,7 @@ def improve(a: argparse.Namespace, variant: str, seed: int) -> list[dict[str, An
     cost = {"person_seconds": 0.0, "arm_minutes": 0.0, "minutes": 0.0}
     cost |= {"interventions": 0, "rewinds": 0}
     served = str(policy)
-    rows = [score(a, folder, served) | {"iteration": 0, **cost}]
+    rows = [score(a, folder, served) | {"seed": seed, "iteration": 0, **cost}]
     for number, found in enumerate(rounds.values(), 1):
         helped, look = found["helped"], found["look"]
         cost["person_seconds"] += helped["person_seconds"]
@@ -124,7 +124,7 @@ def improve(a: argparse.Namespace, variant: str, seed: int) -> list[dict[str, An
         cost["interventions"] += helped["interventions"]
         cost["rewinds"] += helped["rewinds"]
         served = found["learned"] if look["keeps"] else served
-        row = score(a, folder, served) | {"iteration": number, "kept": look["keeps"], **cost}
+        row = score(a, folder, served) | {"seed": seed, "iteration": number, **cost}
         rows.append({key: round(x, 3) if isinstance(x, float) else x for key, x in row.items()})
         print(variant, seed, json.dumps(rows[-1]), flush=True)
     return rows
