@@ -8,7 +8,7 @@ The task is the quickstart's: pick up the block that a sentence names, from pixe
 demonstrations. All presets are ``mujoco_pick_tokens_*``; no critic reads hidden state. For each
 decoding and seed there is one imitation policy, from which each algorithm starts. A masked policy
 edits its draft, and is scored without its edits too. Each run has one thread; PPO and GRPO take
-200,000 env steps, PA-RL half of it. Runs go to ``runs/bench/token_policies/DECODING/SEED`` and can be
+200,000 env steps, PA-RL 75,000. Runs go to ``runs/bench/token_policies/DECODING/SEED`` and can be
 interrupted and resumed; what is finished goes into ``benchmarks/token_policies.json`` and
 ``docs/images/token_policies.png``. Success is of the noise-free policy on 256 initial states never
 trained on.
@@ -50,7 +50,7 @@ class Algorithm:
 ALGORITHMS = {
     "ppo": Algorithm("PPO", 200_000, 4900),
     "grpo": Algorithm("GRPO", 200_000, 4000),
-    "pa_rl": Algorithm("PA-RL", 100_000, 1280, demos=True),
+    "pa_rl": Algorithm("PA-RL", 75_000, 1280, demos=True),
 }
 EDITS = "masked_edits"
 """Run of the table: the same policies with and without their edits."""
@@ -61,7 +61,7 @@ class Size:
     """How much of everything; ``TINY`` only shows that it runs."""
 
     demos: int = 100
-    looks: int = 4  # evaluations of RL
+    looks: int = 3  # evaluations of RL
     eval_episodes: int = 256
     more: tuple[str, ...] = ()  # of every run
     of: tuple[tuple[str, tuple[str, ...]], ...] = ()  # of an algorithm's

@@ -34,8 +34,10 @@ def test_what_is_imitated_fits_what_is_improved():
 @pytest.mark.slow
 def test_it_runs_tiny(tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "OUT", tmp_path / "token_policies")
-    monkeypatch.setattr(sys, "argv", ["x", "--tiny", "--seeds", "0", "--decodings", "masked"])
-    bench.main()
+    for decoding, algorithm in (("masked", "grpo"), ("parallel", "pa_rl")):
+        chosen = ["--seeds", "0", "--decodings", decoding, "--algorithms", algorithm]
+        monkeypatch.setattr(sys, "argv", ["token_policies.py", "--tiny", *chosen])
+        bench.main()
     found = bench.summarise({}, bench.TINY)
-    assert set(found["tasks"]["masked"]) == set(bench.ALGORITHMS)
-    assert set(found[bench.EDITS]) == {"sft", *bench.ALGORITHMS}
+    assert set(found["tasks"]) == {"masked", "parallel"}
+    assert set(found[bench.EDITS]) == {"sft", "grpo"}
