@@ -87,6 +87,7 @@ TINY = Size(
                 "algorithm.hindsight_steps=2",
                 "algorithm.batch_size=8",
                 "algorithm.actor_batch_size=8",
+                "algorithm.num_chunks=16",
             ),
         ),
     ),
