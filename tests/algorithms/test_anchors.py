@@ -254,7 +254,7 @@ def test_reference_and_success_survive_a_checkpoint(name, tmp_path):
     assert "anchors" not in str(plain.keys()) + str(plain.get("actor", {}).keys())
 
 
-@pytest.mark.parametrize("name", set(registry.BUILT_IN["algorithms"]) - set(MADE))
+@pytest.mark.parametrize("name", sorted(set(registry.BUILT_IN["algorithms"]) - set(MADE)))
 def test_algorithms_without_them_refuse_the_keys(name):
     raw = {"env": {"name": "mujoco"}, "policy": {"name": "flow_vla"}, "algorithm": {"name": name}}
     for key in ("bc_schedule=success", "reference_coef=1"):
