@@ -22,6 +22,7 @@ from embodyrl.policies.exported.actor import ExportedActor
 from embodyrl.policies.exported.runner import PolicyFile, PolicyFileError
 from embodyrl.policies.flow_mlp import FlowMLPConfig
 from embodyrl.policies.flow_vla import FlowVLAConfig
+from embodyrl.policies.small_token_vla import SmallTokenVLAConfig
 from embodyrl.real_robot.commands.deploy import deploy_checkpoint
 from embodyrl.real_robot.commands.serve import serve_checkpoint
 from embodyrl.real_robot.policy_link.connect_policy import serve_here
@@ -224,6 +225,11 @@ def test_policies_that_cannot_be_written_are_refused_in_words(
     config = FlowMLPConfig(**MLP, chooser_width=8, ascent_rate=0.1)
     path, _ = saved(tmp_path / "c", config, BLIND)
     with pytest.raises(UserError, match="by gradients of its critics"):
+        export_file(str(path), tmp_path / "policy.onnx")
+    # What is said to do instead can be done.
+    config = SmallTokenVLAConfig(width=32, layers=1, heads=2, critic_width=8)
+    path, _ = saved(tmp_path / "d", config, SEEING)
+    with pytest.raises(UserError, match="Run the checkpoint itself"):
         export_file(str(path), tmp_path / "policy.onnx")
     assert main(["export", str(path)]) == 1
     assert "Give either a folder, for LeRobot, or --to FILE" in capsys.readouterr().err
