@@ -306,6 +306,12 @@ def test_a_file_is_scored_in_the_env_of_its_run(
     for more in ([], ["--policy", file]):
         assert main(["eval", path, "--episodes", "4", "--json", *more]) == 0
         results.append(json.loads(capsys.readouterr().out))
+    assert results[1].pop("exported") == file
     assert results[0] == results[1] and results[1]["execute"] == 4
+    # Another run's env is named, and the file that acted.
+    other = ["eval", path, "--episodes", "1", "--policy", file, "run.name=another"]
+    assert main(other) == 0
+    said = capsys.readouterr()
+    assert f"by {file}:" in said.out and ", not another" in said.err
     assert main(["eval", path, "--policy", file, "policy.start_noise=0"]) == 1
     assert "policy.start_noise=0 is not read" in capsys.readouterr().err
