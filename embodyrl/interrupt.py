@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+from contextlib import suppress
 from types import FrameType
 from typing import Any, Self
 
 INTERRUPTED = 130
 """Exit status of an interrupted command, as in a shell. A script that checks it stops too."""
+
+
+SAID = b"\nembodyrl: stops after the current update; Ctrl-C again stops at once.\n"
 
 
 class Interrupted(Exception):
@@ -44,6 +49,9 @@ class Interrupt:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
+        # An update may take minutes. What Python buffers may be half written here, so it is not used.
+        with suppress(OSError):
+            os.write(2, SAID)
 
     def __exit__(self, *exc: object) -> None:
         for number, handler in self._previous.items():

@@ -70,6 +70,12 @@ class Distill(SFT):
                 f"(policy.num_denoise_steps) and the teacher {config.teacher_steps} "
                 "(algorithm.teacher_steps). The student must take fewer."
             )
+        if getattr(policy, "one_step", None) is not None:
+            raise UserError(
+                "policy.one_step_width is set, and that head acts in place of the flow, so nobody "
+                "would follow what distill teaches. Set policy.one_step_width=0, or keep the head: "
+                "it acts in one step already."
+            )
         # The teacher is the policy as it is now, with its own number of steps.
         self.teacher: Any = copy.deepcopy(policy).requires_grad_(False)
         self.steps = DenoisingTransition(kind="ode", num_steps=config.teacher_steps)

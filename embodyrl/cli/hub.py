@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 
 from embodyrl.cli.verbs import CHECKPOINT, Verb
 from embodyrl.errors import UserError
@@ -102,5 +103,5 @@ def _pull(a: argparse.Namespace) -> int:
     from embodyrl.training.hub import pull
 
     folder = pull(a.repo, a.out, revision=a.revision)
-    print(f"Wrote {folder}. Score it with: embodyrl eval {folder}")
+    print(f"Wrote {folder}. Score it with: embodyrl eval {shlex.quote(str(folder))}")
     return 0

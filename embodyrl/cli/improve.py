@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from typing import Any
 
 from embodyrl.cli.verbs import CHECKPOINT, Verb
@@ -92,5 +93,5 @@ def _improve(a: argparse.Namespace) -> int:
     if a.json:
         print(json.dumps(result))
     else:
-        print(f"The best policy is {result['best']}: embodyrl serve {result['best']}")
+        print(f"The best policy is {result['best']}: embodyrl serve {shlex.quote(result['best'])}")
     return 0

@@ -69,7 +69,8 @@ def train_reflector(
     import torch
 
     from embodyrl.devices import keep_random_state, use_device
-    from embodyrl.world_models.reflectors.folder import save_reflector
+    from embodyrl.world_models.reflectors.calibration import require_both
+    from embodyrl.world_models.reflectors.folder import require_place, save_reflector
     from embodyrl.world_models.reflectors.goal import GoalConfig, fit_goals
     from embodyrl.world_models.reflectors.labelled_episodes import load_episodes
     from embodyrl.world_models.reflectors.train_reflector import TrainConfig, train_on_episodes
@@ -83,10 +84,12 @@ def train_reflector(
         raise UserError(
             "A goal reflector measures a distance, so --discount has no use: drop one of the two."
         )
+    require_place(out)
     where = use_device(device, "--device")
     episodes = load_episodes(data, cameras, tail)
     learn, rest = episodes.split(held_out, seed)
     tune, test = rest.split(0.5, seed)
+    require_both(tune.solved)  # said before the long part
     if kind == "goal":
         reflector: Any = fit_goals(
             learn, GoalConfig(features, tuple(cameras), window, seed=seed), str(where)
@@ -101,9 +104,9 @@ def train_reflector(
         reflector.to(device=where)
         with _bar("training", config.steps) as advance:
             train_on_episodes(learn, config, reflector, progress=lambda _step, _loss: advance(1))
-    save_reflector(reflector, out)
+    # One that cannot be calibrated is not kept: as a folder it would give reward all the same.
     _calibrate(reflector, tune, max_false_positive_rate, hits)
-    reflector.calibration.save(out)
+    save_reflector(reflector, out)
     return _evaluate(reflector, test)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import shlex
 import sys
 from dataclasses import asdict
 from functools import partial
@@ -136,7 +137,7 @@ def _train(a: argparse.Namespace) -> int:
             return 0
         if not finished(folder):
             return INTERRUPTED
-        print(f"Done: {folder}. Look at it with: embodyrl report {folder}")
+        print(f"Done: {folder}. Look at it with: embodyrl report {shlex.quote(str(folder))}")
     return 0
 
 

@@ -28,6 +28,7 @@ class Mixture:
         intervention_weight: how many times as often as others frames of a person's are drawn.
         proprio, actions: of all frames; a policy's normalisation is fitted on them, whatever the
             weights.
+        success: (F,) bool, whether the episode of each frame was solved.
 
     Raises:
         UserError: the weights do not fit.
@@ -50,6 +51,7 @@ class Mixture:
         self.offsets = torch.tensor([0, *(len(part) for part in parts)]).cumsum(0)
         self.proprio = torch.cat([part.proprio for part in parts])
         self.actions = torch.cat([part.actions for part in parts])
+        self.success = torch.cat([part.success for part in parts])
 
     def __len__(self) -> int:
         return int(self.offsets[-1])

@@ -55,6 +55,8 @@ def learner_config(
     """
     _, meta = checkpoint.load_run(checkpoint.find(policy), "config")
     raw: dict[str, Any] = {name: dict(meta["config"][name]) for name in ("env", "policy")}
+    # Nothing is played, so no reflector is asked.
+    raw["env"] |= {"reflector": "", "progress_coef": 0.0}
     _check_algorithm(method, overrides)
     # 1. The algorithm, with its own settings if the checkpoint comes from it.
     before = dict(meta["config"]["algorithm"])

@@ -21,6 +21,7 @@ from typing import Any
 from embodyrl.detectors.episodes import TooFewSuccessesError
 from embodyrl.detectors.fit import fit_to_checkpoint
 from embodyrl.detectors.folder import save_detector
+from embodyrl.errors import UserError
 from embodyrl.improve.config import MAY_CHANGE, ImproveConfig
 from embodyrl.improve.data import DataSet, data_figures, nothing_to_learn, shares
 from embodyrl.improve.learn import learn, learner_config
@@ -48,7 +49,13 @@ def run_rounds(config: ImproveConfig, *, command: str = "") -> dict[str, Any] | 
         UserError: the folder holds rounds with other settings, or something does not fit.
     """
     folder = Path(config.out)
+    if (folder / "config.yaml").exists():
+        raise UserError(
+            f"{folder} is the folder of a training run, and rounds need one of their own: give "
+            "another --out."
+        )
     with locked(folder):
+        _forget_refused(folder)
         claim(folder / "improve_config.json", config, ImproveConfig(), MAY_CHANGE, "rounds")
         record = Record(folder, config.policy)
         for number in range(config.rounds):
@@ -59,6 +66,13 @@ def run_rounds(config: ImproveConfig, *, command: str = "") -> dict[str, Any] | 
                 return None
             print(*rounds_table(record.content), sep="\n", flush=True)
         return record.content
+
+
+def _forget_refused(folder: Path) -> None:
+    """Lets a folder begin anew where nothing was played, as after a pre-flight check that failed."""
+    if not any(folder.glob("round_*/*.logs/episode_*.mcap")):
+        for name in ("improve_config.json", "improve.json"):
+            (folder / name).unlink(missing_ok=True)
 
 
 def _one_round(

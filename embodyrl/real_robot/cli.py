@@ -279,8 +279,19 @@ def add_operator_options(sub: argparse.ArgumentParser) -> None:
 
 
 def port_or_address(place: str) -> int | str:
-    """A port of a page, or the address of the page of several arms."""
-    return place if place.startswith("ws://") else int(place)
+    """A port of a page, or the address of the page of several arms.
+
+    Raises:
+        ArgumentTypeError: it is neither.
+    """
+    if place.startswith("ws://"):
+        return place
+    if not place.isdecimal():
+        raise argparse.ArgumentTypeError(
+            f"{place} is neither a port of this machine nor ws://HOST:PORT/ARM, the address that "
+            "`embodyrl operator` prints."
+        )
+    return int(place)
 
 
 def add_twin_options(sub: argparse.ArgumentParser) -> None:

@@ -253,7 +253,12 @@ def find(path: str | Path) -> Path:
             return found
     # There is none: name the folders with a similar name.
     hint = "Give a run's folder, or a step_... folder."
-    if not path.exists() and path.parent.is_dir():
+    if path.is_file():
+        hint = (
+            "It is a file, and a checkpoint is a folder: give a run's folder, or a step_... folder. "
+            "An exported policy (.onnx, .npz) goes to `eval --policy`, `deploy` and `serve` alone."
+        )
+    elif not path.exists() and path.parent.is_dir():
         near = [p.name for p in path.parent.iterdir() if p.is_dir()]
         if near:
             hint = did_you_mean(path.name, near)

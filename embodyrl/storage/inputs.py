@@ -129,7 +129,8 @@ def claim(path: Path, config: Any, plain: Any, free: Iterable[str], what: str) -
 
 
 def listed(changes: list[str]) -> str:
-    """Changes as one text; of very many, the first ones."""
+    """Changes as one text; of very many the first ones, names before other settings."""
+    changes = sorted(changes, key=lambda text: not text.partition(" ")[0].endswith(".name"))
     more = f"; and {len(changes) - SHOWN} more" if len(changes) > SHOWN else ""
     return "; ".join(changes[:SHOWN]) + more
 

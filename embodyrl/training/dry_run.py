@@ -26,7 +26,12 @@ from embodyrl.training.evaluate import first_inits, missed_tasks
 from embodyrl.training.load_demos import load_demos
 from embodyrl.training.memory_estimate import check_memory, on_meta
 from embodyrl.training.resume_check import check_folder
-from embodyrl.training.run_checks import check_draws, check_episodes_end, check_held
+from embodyrl.training.run_checks import (
+    check_draws,
+    check_episodes_end,
+    check_held,
+    check_reward,
+)
 from embodyrl.training.shards import check_sharing
 from embodyrl.types import EnvSpec
 
@@ -71,6 +76,7 @@ def try_run(config: Config) -> tuple[list[str], EnvSpec | None]:
         return lines, played
     check_draws(config, algorithm, played)
     check_held(config, algorithm, played)
+    check_reward(config, algorithm)
     if evaluated is not None:
         inits = first_inits(evaluated, run.eval_episodes)
         lines += filter(None, [missed_tasks(evaluated, inits)])

@@ -98,6 +98,8 @@ def open_checkpoint(
         policy: Any
         if exported:
             policy = ExportedActor(exported, env.spec)
+            if policy.run != config.run.name:
+                say(f"{exported} was exported from the run {policy.run}, not {config.run.name}")
         else:
             policy = load_policy(path, config.policy, env.spec, config.run.seed, device)
         if base:
@@ -151,7 +153,8 @@ def evaluate_checkpoint(
         say: is told every ``PACE`` seconds how many episodes are over.
 
     Returns:
-        ``env``, ``split``, ``execute`` (H, actions executed of each chunk) of ``horizon`` (C,
+        ``checkpoint``, ``exported`` (the file that acted, if one did), ``env``, ``split``,
+        ``execute`` (H, actions executed of each chunk) of ``horizon`` (C,
         planned), ``reports_success``, ``faults`` (episodes that broke and were played
         again), ``episodes`` (counted), ``not_counted`` (a person acted in them), ``successes``,
         ``success_rate``, ``interval`` (95% Wilson), ``successes_once``, ``success_once_rate`` (at
@@ -190,6 +193,7 @@ def evaluate_checkpoint(
     films = write_films(result, env.spec, Path(video)) if video else {}
     return {
         "checkpoint": str(path),
+        **({"exported": exported} if exported else {}),
         "env": env.spec.name,
         "split": run.config.env.split,
         "execute": num_executed(policy.config),
@@ -338,7 +342,8 @@ def print_evaluation(result: dict[str, Any]) -> None:
     reports = result["reports_success"]
     text = score_text(episodes, reports, result["faults"])
     chunk = executed_text(result["execute"], result["horizon"])
-    print(f"{result['env']}, split {result['split']}: {text} ({chunk})")
+    actor = f", by {result['exported']}" if "exported" in result else ""
+    print(f"{result['env']}, split {result['split']}{actor}: {text} ({chunk})")
     if len(result["tasks"]) > 1:
         width = max(map(len, result["tasks"]))
         for name in result["tasks"]:

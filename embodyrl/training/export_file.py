@@ -24,7 +24,7 @@ from embodyrl.policies.exported.onnx_graph import (
 from embodyrl.policies.flow_mlp import FlowMLP
 from embodyrl.policies.flow_vla import FlowVLA
 from embodyrl.policies.normalize import Normalizer
-from embodyrl.policy import num_executed
+from embodyrl.policy import ExportsAsPublished, ExportsToLeRobot, has_ability, num_executed
 from embodyrl.storage.atomic_files import replacing, write_text
 from embodyrl.storage.env_spec import spec_to_json
 from embodyrl.storage.paths import require_writable
@@ -69,7 +69,7 @@ def export_file(path: str, to: str | Path) -> list[Path]:
     if not isinstance(policy, FlowMLP | FlowVLA):
         raise UserError(
             f"{path} holds a {config.policy.name}; only flow_mlp and flow_vla can be written to a "
-            "file. Leave --to out, and give a folder, for a checkpoint of LeRobot."
+            f"file. {_instead(policy)}"
         )
     if policy.chooses and config.policy.ascent_rate:
         raise UserError(
@@ -99,6 +99,15 @@ def export_file(path: str, to: str | Path) -> list[Path]:
     with replacing(beside) as unfinished:
         shutil.copyfile(runner.__file__, unfinished)
     return [to, beside]
+
+
+def _instead(policy: Any) -> str:
+    """What can be done with a policy that cannot be written to a file."""
+    if has_ability(policy, ExportsToLeRobot):
+        return "Leave --to out, and give a folder, for a checkpoint of LeRobot."
+    if has_ability(policy, ExportsAsPublished):
+        return "Leave --to out, and give a folder, for a checkpoint as it is published."
+    return "Run the checkpoint itself: embodyrl serve, on a computer with PyTorch."
 
 
 def facts_of(policy: Any, run: str) -> dict[str, Any]:

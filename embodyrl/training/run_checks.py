@@ -63,6 +63,17 @@ def check_draws(config: Config, algorithm: Algorithm, spec: EnvSpec) -> None:
         )
 
 
+def check_reward(config: Config, algorithm: Algorithm) -> None:
+    """Refuses a reward that nothing earns.
+
+    Raises:
+        UserError: a reflector beside a simulator, and no episode is played in training.
+    """
+    if not algorithm.plays and not config.env.judges_itself:
+        why = f"{config.algorithm.name} plays no episodes in training"
+        refuse_unread(config.env, "env", ("reflector", "progress_coef"), why)
+
+
 def check_held(config: Config, algorithm: Algorithm, spec: EnvSpec) -> None:
     """Refuses settings of an algorithm that need more than a run has.
 

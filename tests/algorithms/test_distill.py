@@ -172,3 +172,7 @@ def test_what_cannot_be_distilled_is_refused_in_words() -> None:
     distill = Distill(DistillConfig(steps_per_iteration=1, batch_size=4), fresh)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"run\.init_checkpoint=RUN"):
         distill.update(seen(), progress=0.0, generator=torch.Generator().manual_seed(0))
+    # A head in one step acts in place of the flow.
+    headed = make_policy(FlowMLPConfig(width=8, one_step_width=8, num_denoise_steps=1), SPEC, 0)
+    with pytest.raises(UserError, match=r"policy\.one_step_width=0"):
+        Distill(DistillConfig(), headed)  # type: ignore[arg-type]

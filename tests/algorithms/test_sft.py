@@ -10,6 +10,7 @@ from embodyrl.algorithms.hindsight_head import HindsightHead
 from embodyrl.algorithms.sft import SFT, SFTConfig, imitation_loss
 from embodyrl.build import make_policy
 from embodyrl.data.demonstrations import Demonstrations
+from embodyrl.data.mixture import Mixture
 from embodyrl.errors import UserError
 from embodyrl.policies.flow_vla import FlowVLAConfig
 from embodyrl.policies.localiser import PLACES
@@ -241,6 +242,17 @@ def test_it_teaches_the_eyes_what_actions_do_not():
     sft.microbatches.backward(torch.arange(24), loss_of)
     assert sft.policy.vision.stem.weight.grad.abs().sum() > 0
     assert all(torch.equal(before[k], v) for k, v in sft.policy.vision.state_dict().items())
+
+
+def test_several_data_sets_teach_as_one_does():
+    """Corrections beside demonstrations, one data set without a success among them."""
+    failed = demonstrations(2, cameras=CAMERAS)
+    failed.success = torch.zeros(24, dtype=torch.bool)
+    both = Mixture([demonstrations(4, cameras=CAMERAS), failed])
+    assert both.success.tolist() == [True] * 48 + [False] * 24
+    assert run(make_seeing(), both, range(1), 1)[0]["hindsight_loss"] > 0
+    with pytest.raises(UserError, match="No demonstration was solved"):
+        run(make_seeing(), Mixture([failed, failed]), range(1), 1)
 
 
 def test_pieces_have_the_gradient_of_the_whole():

@@ -137,6 +137,41 @@ def test_parsing_imports_nothing_heavy():
     )
 
 
+def labelled(solved: list[int], count: int = 20) -> LabelledEpisodes:
+    """Episodes of four small frames; the last two frames of those in ``solved`` are white."""
+    episode = np.repeat(np.arange(count), 4)
+    label = np.isin(episode, solved) & (np.arange(4 * count) % 4 >= 2)
+    frames = np.where(label[:, None, None, None], 255, 0).astype(np.uint8)
+    return LabelledEpisodes(
+        {"front": np.broadcast_to(frames, (4 * count, 8, 8, 3)).copy()},
+        np.arange(4 * count),
+        label,
+        episode,
+        np.zeros(4 * count, dtype=int),
+        ["x"],
+    )
+
+
+def test_a_reflector_that_cannot_be_calibrated_is_refused_before_training(tmp_path, monkeypatch):
+    """A folder without a fitted calibration would give reward all the same."""
+    where = "embodyrl.world_models.reflectors.labelled_episodes.load_episodes"
+    out = tmp_path / "reflector"
+    monkeypatch.setattr(where, lambda *_: labelled(list(range(20))))
+    with pytest.raises(UserError, match="Of 3 episodes 3 are solved"):
+        reflect.train_reflector("data", str(out), steps=10**9, device="cpu")
+    assert not out.exists()
+    # Another kind of folder is refused as early.
+    monkeypatch.setattr(where, lambda *_: labelled([k for k in range(20) if k % 4]))
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "me.png").touch()
+    with pytest.raises(UserError, match="something other than a reflector"):
+        reflect.train_reflector("data", str(tmp_path / "photos"), steps=10**9, device="cpu")
+    # What can be calibrated is kept with its calibration.
+    reflect.train_reflector("data", str(out), kind="goal", device="cpu", hits=1)
+    fitted = load_reflector(out).calibration
+    assert fitted != Calibration() and fitted.hits == 1
+
+
 @pytest.mark.slow
 def test_the_pick_task_of_the_simulator(tmp_path, capsys):
     """Real frames, two minutes of one core. F1 under so low a cap is not tested; see the log."""

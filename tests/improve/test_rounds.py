@@ -274,6 +274,7 @@ def test_what_cannot_be_is_told_before_anything_moves(
         (("algorithm.name=pa_rl_offline",), "learns by sft"),
         (("algorithm.lrr=1",), "no key 'lrr'"),
         (("env.task=raech",), "no task 'raech'"),
+        (("env.reflector=runs/reflector",), "the twin's own success counts"),
     ):
         assert main(command(saved, out, *more)) == 1, more
         assert said in " ".join(capsys.readouterr().err.split()), more
@@ -281,3 +282,24 @@ def test_what_cannot_be_is_told_before_anything_moves(
     assert main(["improve", str(tmp_path / "nothing"), *QUICK, "--out", str(out)]) == 1
     assert main(["improve", "ws://127.0.0.1:1", *QUICK, "--out", str(out)]) == 1
     assert "its weights are needed" in capsys.readouterr().err
+
+
+def test_what_was_refused_before_anything_moved_may_be_given_otherwise(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    # The pre-flight check finds that chunks come too late, whatever learns from them.
+    for mode in ("naive", "sync"):
+        assert main(command(saved, out, "--latency", "9", "--mode", mode)) == (mode == "naive")
+        assert "other settings" not in capsys.readouterr().err
+    assert content(out)["rounds"]["round_0"]["helped"]["episodes"] == 3
+    # What was played has its settings.
+    assert main(command(saved, out, "--mode", "naive", rounds=2)) == 1
+    assert "other settings (mode was sync, now naive)" in capsys.readouterr().err
+    # Rounds have a folder of their own.
+    preset = tmp_path / "run"
+    preset.mkdir()
+    (preset / "config.yaml").write_text("run: {}")
+    capsys.readouterr()
+    assert main(command(saved, preset)) == 1
+    assert "is the folder of a training run" in capsys.readouterr().err

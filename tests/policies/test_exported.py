@@ -22,6 +22,7 @@ from embodyrl.policies.exported.actor import ExportedActor
 from embodyrl.policies.exported.runner import PolicyFile, PolicyFileError
 from embodyrl.policies.flow_mlp import FlowMLPConfig
 from embodyrl.policies.flow_vla import FlowVLAConfig
+from embodyrl.policies.small_token_vla import SmallTokenVLAConfig
 from embodyrl.real_robot.commands.deploy import deploy_checkpoint
 from embodyrl.real_robot.commands.serve import serve_checkpoint
 from embodyrl.real_robot.policy_link.connect_policy import serve_here
@@ -225,6 +226,11 @@ def test_policies_that_cannot_be_written_are_refused_in_words(
     path, _ = saved(tmp_path / "c", config, BLIND)
     with pytest.raises(UserError, match="by gradients of its critics"):
         export_file(str(path), tmp_path / "policy.onnx")
+    # What is said to do instead can be done.
+    config = SmallTokenVLAConfig(width=32, layers=1, heads=2, critic_width=8)
+    path, _ = saved(tmp_path / "d", config, SEEING)
+    with pytest.raises(UserError, match="Run the checkpoint itself"):
+        export_file(str(path), tmp_path / "policy.onnx")
     assert main(["export", str(path)]) == 1
     assert "Give either a folder, for LeRobot, or --to FILE" in capsys.readouterr().err
 
@@ -300,6 +306,12 @@ def test_a_file_is_scored_in_the_env_of_its_run(
     for more in ([], ["--policy", file]):
         assert main(["eval", path, "--episodes", "4", "--json", *more]) == 0
         results.append(json.loads(capsys.readouterr().out))
+    assert results[1].pop("exported") == file
     assert results[0] == results[1] and results[1]["execute"] == 4
+    # Another run's env is named, and the file that acted.
+    other = ["eval", path, "--episodes", "1", "--policy", file, "run.name=another"]
+    assert main(other) == 0
+    said = capsys.readouterr()
+    assert f"by {file}:" in said.out and ", not another" in said.err
     assert main(["eval", path, "--policy", file, "policy.start_noise=0"]) == 1
     assert "policy.start_noise=0 is not read" in capsys.readouterr().err

@@ -322,6 +322,9 @@ def test_find_takes_a_run_a_folder_or_a_checkpoint(tmp_path):
         assert checkpoint.find(given) == path
     with pytest.raises(UserError, match="Did you mean 'pick'"):
         checkpoint.find(tmp_path / "pik")
+    (tmp_path / "arm.onnx").touch()
+    with pytest.raises(UserError, match="It is a file, and a checkpoint is a folder"):
+        checkpoint.find(tmp_path / "arm.onnx")
 
 
 def test_spec_round_trip_and_unknown_key():

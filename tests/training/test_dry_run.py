@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -16,6 +18,7 @@ from embodyrl.storage import checkpoint
 from embodyrl.storage.env_spec import spec_to_json
 from embodyrl.storage.loggers import require_loggers
 from embodyrl.training.dry_run import try_run
+from embodyrl.training.run_checks import check_reward
 from embodyrl.world_models.config import WorldModelConfig
 
 PRESET = """# A preset of the tests: states only, so that nothing is drawn.
@@ -70,6 +73,20 @@ def test_what_the_run_would_refuse_is_refused(
     with pytest.raises(UserError, match=words):
         try_run(compose(preset, overrides))
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_reward_that_nothing_earns_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "sft.yaml").write_text(
+        "env: {name: mujoco, task: reach}\npolicy: {name: flow_vla}\nalgorithm: {name: sft}\n"
+    )
+    learner, player = (cast(Any, SimpleNamespace(plays=plays)) for plays in (False, True))
+    config = compose(str(tmp_path / "sft.yaml"))
+    check_reward(config, learner)
+    for key, value in (("reflector", "runs/reflector"), ("progress_coef", 0.3)):
+        judged = compose(str(tmp_path / "sft.yaml"), [f"env.{key}={value}"])
+        with pytest.raises(UserError, match=f"env.{key} is .* sft plays no episodes"):
+            check_reward(judged, learner)
+        check_reward(judged, player)
 
 
 def test_a_checkpoint_whose_critic_begins_afresh_is_accepted(preset: str) -> None:

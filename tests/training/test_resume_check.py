@@ -8,6 +8,7 @@ import pytest
 
 from embodyrl.config import Config, resolve, to_yaml
 from embodyrl.errors import UserError
+from embodyrl.storage.inputs import listed
 from embodyrl.storage.paths import settings_of
 from embodyrl.training.resume_check import check_folder, run_inputs
 
@@ -156,3 +157,9 @@ def test_the_same_data_are_known_at_another_place_and_other_data_at_the_same(tmp
 def test_a_mark_stays_where_a_class_gives_a_field_another_default():
     hopper = resolve({**SECTIONS, "env": {"name": "gymnasium"}})
     assert {"num_envs", "num_workers", "device"} <= settings_of(hopper.env, "machine")
+
+
+def test_another_algorithm_is_named_first():
+    """Of many changes only some are listed; the name explains the others."""
+    text = listed([f"algorithm.a{k} was 1, now 2" for k in range(20)] + ["algorithm.name was x"])
+    assert text.startswith("algorithm.name was x; algorithm.a0 was 1") and "more" in text

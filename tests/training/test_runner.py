@@ -221,11 +221,12 @@ def test_kill_9_costs_no_more_than_the_work_since_the_last_checkpoint(straight, 
     assert_equal(result(folder), result(straight))
 
 
-def test_the_first_signal_asks_and_the_second_acts():
+def test_the_first_signal_asks_and_the_second_acts(capfd):
     before = signal.getsignal(signal.SIGINT)
     with Interrupt() as interrupt:
         interrupt.check()
         signal.raise_signal(signal.SIGINT)
+        assert "stops after the current update" in capfd.readouterr().err
         with pytest.raises(Interrupted):
             interrupt.check()
         with pytest.raises(KeyboardInterrupt):

@@ -25,6 +25,9 @@ class ExportedActor:
         path: the file.
         spec: of the env.
 
+    Attributes:
+        run: name of the run that it was exported from.
+
     Raises:
         UserError: it cannot be run here, or was made for another env.
     """
@@ -36,6 +39,7 @@ class ExportedActor:
         names = [f.name for f in fields(EnvSpec)]
         check_compatible({name: facts[name] for name in names if name in facts}, spec)
         self.spec = spec
+        self.run: str = facts["run"]
         self.config = SimpleNamespace(
             name=facts["config"]["name"],
             horizon=facts["config"]["horizon"],

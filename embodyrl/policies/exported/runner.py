@@ -175,7 +175,10 @@ class _Onnx:
                 path, options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:  # its classes differ between versions of onnxruntime
-            raise PolicyFileError(f"{path} cannot be read as ONNX ({str(error)[:200]}).") from error
+            raise PolicyFileError(
+                f"{path} cannot be read as ONNX ({str(error)[:200]}). Export it again, or copy it "
+                "again."
+            ) from error
         texts = self._session.get_modelmeta().custom_metadata_map
         self.facts = _read_facts(texts.get(FACTS), path)
         self.tokenizer = texts.get(TOKENIZER, "")
@@ -194,7 +197,9 @@ class _Arrays:
             with np.load(path, allow_pickle=False) as file:
                 self._w = {name: file[name] for name in file.files}
         except (OSError, ValueError) as error:
-            raise PolicyFileError(f"{path} cannot be read as .npz ({error}).") from error
+            raise PolicyFileError(
+                f"{path} cannot be read as .npz ({error}). Export it again, or copy it again."
+            ) from error
         self.facts = _read_facts(str(self._w.pop(FACTS, "")), path)
 
     def run(self, inputs: dict[str, np.ndarray]) -> np.ndarray:

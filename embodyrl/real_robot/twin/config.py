@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,6 +27,10 @@ def twin_config(path: str, overrides: Sequence[str]) -> Any:
             f"The twin plays the embedded MuJoCo tasks, but {path} was trained in "
             f"{config.env.name}."
         )
-    if any(o.startswith("env.split=") for o in overrides):
-        return config.env
-    return dataclasses.replace(config.env, split=config.run.eval_split)
+    if judged := [o for o in overrides if o.startswith(("env.reflector=", "env.progress_coef="))]:
+        raise UserError(
+            f"{judged[0]} gives reward while a policy learns in a simulator, and the twin only plays "
+            "it: the twin's own success counts. Leave it out."
+        )
+    given = any(o.startswith("env.split=") for o in overrides)
+    return config.env.for_evaluation(config.env.split if given else config.run.eval_split)

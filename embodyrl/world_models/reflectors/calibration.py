@@ -114,11 +114,7 @@ def fit_calibration(
     label = label[seen].astype(bool)
     episode = episode[seen]
     solved = metrics.any_per_episode(label, episode)
-    if solved.all() or not solved.any():
-        raise UserError(
-            f"Of {len(solved)} episodes {int(solved.sum())} are solved; a calibration needs solved "
-            "and failing ones. Collect with --noise and --keep-failures."
-        )
+    require_both(solved)
     # Temperature and bias.
     slope, bias = platt(torch.logit(torch.from_numpy(prob).double(), EPS), label)
     temperature = 1 / slope
@@ -142,6 +138,22 @@ def fit_calibration(
     # The middle of the best ones: the two ends are closest to mistakes on the next data set.
     best = np.flatnonzero(np.asarray(scores) == max(scores))
     return Calibration(temperature, bias, float(candidates[best[len(best) // 2]]), hits)
+
+
+def require_both(solved: np.ndarray) -> None:
+    """Refuses episodes that cannot calibrate a reflector.
+
+    Args:
+        solved: (E,) bool, of each episode.
+
+    Raises:
+        UserError: all of them are solved, or none is.
+    """
+    if solved.all() or not solved.any():
+        raise UserError(
+            f"Of {len(solved)} episodes {int(solved.sum())} are solved; a calibration needs solved "
+            "and failing ones. Collect more, with --noise and --keep-failures."
+        )
 
 
 def platt(score: Float[Tensor, " f"], label: np.ndarray) -> tuple[float, float]:

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.storage.atomic_files import replacing_folder, write_json
 from embodyrl.storage.config_section import build_section
-from embodyrl.storage.paths import require_readable
+from embodyrl.storage.paths import require_readable, require_writable
 from embodyrl.storage.plain_data import ANYTHING, TEXT, first_line, read_json
 from embodyrl.world_models.reflectors.base import Reflector
 from embodyrl.world_models.reflectors.calibration import FILE as CALIBRATION
@@ -125,6 +125,20 @@ def _settings(config: Any, settings: dict[str, Any], folder: Path) -> Any:
     return build_section(str(folder / FILE), config, settings)
 
 
+def require_place(path: str | Path) -> None:
+    """Refuses a folder into which no reflector can be written, before the long part.
+
+    Raises:
+        UserError: the folder holds something else, or cannot be written.
+    """
+    folder = Path(path)
+    require_writable(folder, "--out FOLDER")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / FILE).exists():
+        raise UserError(
+            f"{folder} holds something other than a reflector. Choose another folder with --out."
+        )
+
+
 def save_reflector(reflector: Any, path: str | Path) -> Path:
     """Writes a trained or a goal reflector with its calibration.
 
@@ -136,10 +150,7 @@ def save_reflector(reflector: Any, path: str | Path) -> Path:
     from embodyrl.world_models.reflectors.goal import GoalReflector
 
     folder = Path(path)
-    if folder.exists() and any(folder.iterdir()) and not (folder / FILE).exists():
-        raise UserError(
-            f"{folder} holds something other than a reflector. Choose another folder with --out."
-        )
+    require_place(folder)
     is_goal = isinstance(reflector, GoalReflector)
     try:
         with replacing_folder(folder) as scratch:
