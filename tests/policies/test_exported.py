@@ -213,7 +213,7 @@ def test_what_does_not_fit_is_refused_in_words(tmp_path: Path) -> None:
     whole[200] ^= 255
     (tmp_path / "damaged.npz").write_bytes(whole)
     for name in ("half.npz", "damaged.npz"):
-        with pytest.raises(PolicyFileError, match="cannot be read as .npz.*copy it again"):
+        with pytest.raises(PolicyFileError, match=r"cannot be read as \.npz.*copy it again"):
             PolicyFile(tmp_path / name)
     with pytest.raises(PolicyFileError, match="There is no file"):
         PolicyFile(tmp_path / "none.npz")
