@@ -36,9 +36,12 @@ def did_you_mean(given: str, valid: Iterable[str]) -> str:
         valid: all valid names.
 
     Returns:
-        ``"Did you mean 'a' or 'b'?"``, or the list of valid names if none is near.
+        ``"Did you mean 'a' or 'b'?"``, or the list of valid names if none is near; that there
+        is none, where the list is empty.
     """
     names = sorted(valid)
+    if not names:
+        return "There is none to name."
     near = difflib.get_close_matches(given, names, n=3, cutoff=0.6)
     if near:
         return "Did you mean " + " or ".join(repr(name) for name in near) + "?"

@@ -62,6 +62,7 @@ def test_unknown_names(kind: str, name: str, said: str) -> None:
 
 def test_did_you_mean_lists_names_where_none_is_near() -> None:
     assert did_you_mean("zzz", ["b", "a"]) == "Valid names: a, b."
+    assert did_you_mean("front", []) == "There is none to name."
     assert did_you_mean("x", [f"{k:02}" for k in range(30)]).endswith("19, ....")
     assert did_you_mean("pick", ["picks", "pick_2", "reach"]) == "Did you mean 'picks' or 'pick_2'?"
 

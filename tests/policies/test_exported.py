@@ -207,6 +207,14 @@ def test_what_does_not_fit_is_refused_in_words(tmp_path: Path) -> None:
     (tmp_path / "broken.npz").write_bytes(b"nothing")
     with pytest.raises(PolicyFileError, match="cannot be read"):
         PolicyFile(tmp_path / "broken.npz")
+    # Half of a copy, and one with a damaged place in it.
+    whole = bytearray((tmp_path / "policy.npz").read_bytes())
+    (tmp_path / "half.npz").write_bytes(whole[: len(whole) // 2])
+    whole[200] ^= 255
+    (tmp_path / "damaged.npz").write_bytes(whole)
+    for name in ("half.npz", "damaged.npz"):
+        with pytest.raises(PolicyFileError, match=r"cannot be read as \.npz.*copy it again"):
+            PolicyFile(tmp_path / name)
     with pytest.raises(PolicyFileError, match="There is no file"):
         PolicyFile(tmp_path / "none.npz")
 

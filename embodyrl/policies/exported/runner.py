@@ -17,6 +17,7 @@ This file may be copied to a robot's computer and used alone:
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -193,10 +194,15 @@ class _Arrays:
     tokenizer = ""
 
     def __init__(self, path: Path) -> None:
+        if not zipfile.is_zipfile(path):
+            raise PolicyFileError(
+                f"{path} cannot be read as .npz: it is none, or not whole. Export it again, or copy "
+                "it again."
+            )
         try:
             with np.load(path, allow_pickle=False) as file:
                 self._w = {name: file[name] for name in file.files}
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, zipfile.BadZipFile) as error:
             raise PolicyFileError(
                 f"{path} cannot be read as .npz ({error}). Export it again, or copy it again."
             ) from error
