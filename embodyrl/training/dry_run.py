@@ -30,6 +30,7 @@ from embodyrl.training.run_checks import (
     check_draws,
     check_episodes_end,
     check_held,
+    check_history,
     check_reward,
 )
 from embodyrl.training.shards import check_sharing
@@ -77,6 +78,7 @@ def try_run(config: Config) -> tuple[list[str], EnvSpec | None]:
     check_draws(config, algorithm, played)
     check_held(config, algorithm, played)
     check_reward(config, algorithm)
+    check_history(config, algorithm)
     if evaluated is not None:
         inits = first_inits(evaluated, run.eval_episodes)
         lines += filter(None, [missed_tasks(evaluated, inits)])

@@ -74,6 +74,17 @@ def check_reward(config: Config, algorithm: Algorithm) -> None:
         refuse_unread(config.env, "env", ("reflector", "progress_coef"), why)
 
 
+def check_history(config: Config, algorithm: Algorithm) -> None:
+    """Refuses observations that the policy does not look at.
+
+    Raises:
+        UserError: several observations at once, and a policy without ``reads_history``.
+    """
+    if not getattr(algorithm.policy, "reads_history", False):
+        why = f"{config.policy.name} sees one observation at a time"
+        refuse_unread(config.env, "env", ("history",), why)
+
+
 def check_held(config: Config, algorithm: Algorithm, spec: EnvSpec) -> None:
     """Refuses settings of an algorithm that need more than a run has.
 

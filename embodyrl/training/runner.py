@@ -57,6 +57,7 @@ from embodyrl.training.run_checks import (
     check_draws,
     check_episodes_end,
     check_held,
+    check_history,
     check_reward,
     short_rollout,
 )
@@ -168,6 +169,7 @@ def prepare(run: Run) -> None:
     check_draws(config, algorithm, envs.spec)
     check_held(config, algorithm, envs.spec)
     check_reward(config, algorithm)
+    check_history(config, algorithm)
     with starting.step("reading the demonstrations"):
         first = run.ranks is None or run.ranks.first
         say = print if first else lambda text: None

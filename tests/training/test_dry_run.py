@@ -65,6 +65,7 @@ def test_what_is_sound_is_described_and_nothing_is_written(
         (["run.workers=3"], "cannot share env.num_envs=64 evenly"),
         (["run.max_lag=1"], "behaviour_cap"),
         (["data.weights=[1]"], "reads no demonstrations"),
+        (["env.history=2"], "env.history is 2.*flow_mlp sees one observation"),
     ],
 )
 def test_what_the_run_would_refuse_is_refused(

@@ -95,6 +95,7 @@ class DiffusionPolicy(FlowPolicy):
 
     Config = DiffusionConfig
     reads_instructions = False
+    reads_history = True
     starts_fresh = ("steer.",)
     belongs_to = BELONGS_TO
     transition: DiffusionTransition  # pyright: ignore[reportIncompatibleVariableOverride]
