@@ -285,7 +285,9 @@ class Reads(GRPOConfig):
 
 
 def test_every_setting_is_read():
-    config = make_grpo(Tracing(Chaser()), num_episodes=8, keep_min=0.0, keep_max=1.0).config
+    acted = {"behaviour_cap": 2.0, "behaviour_filter": "mask"}
+    kept = {"num_episodes": 8, "keep_min": 0.0, "keep_max": 1.0}
+    config = make_grpo(Tracing(Chaser()), **kept, **acted).config
     reads = Reads(**vars(config))
     SEEN.clear()
     GRPO(reads, Tracing(Chaser())).collect(

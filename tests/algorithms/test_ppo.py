@@ -304,13 +304,13 @@ class Reads(PPOConfig):
 
 
 def test_every_setting_is_read():
-    ppo = make_ppo()
+    ppo = make_ppo(behaviour_cap=2.0, behaviour_filter="mask")
     reads = Reads(**vars(ppo.config))
     SEEN.clear()
     ppo = PPO(reads, ppo.policy)
     update(ppo, make_batch(ppo.policy, half()))
     left = {f.name for f in dataclasses.fields(PPOConfig)} - SEEN
-    assert left == {"num_chunks"}  # the rollout's
+    assert left == {"num_chunks", "rollout_precision"}  # the rollout's
 
 
 # Returns over chunks

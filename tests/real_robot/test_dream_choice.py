@@ -97,16 +97,16 @@ def test_what_a_dream_likes_best_is_recorded(
     assert main(["collect", "mujoco", *dream, "--out", str(tmp_path / "x")]) == 0
     choice = given["choice"]
     assert choice.settings == {"dream": folder, "proposals": 6, "margin": 0.0}
-    obs = ReachSquare(3).reset(init=[0, 1, 2])
-    spec = replace(SPEC, num_envs=3)
+    obs = ReachSquare(8).reset(init=list(range(8)))
+    spec = replace(SPEC, num_envs=8)
     actor = load_actor(spec, run, 0.0, 5, choice=choice)
-    actor.reset([0, 1, 2])
+    actor.reset(list(range(8)))
     taken = torch.stack([actor.act_on(obs) for _ in range(2)], dim=1)
     policy = load_policy(run, load_config(run).policy, spec, 5, torch.device("cpu"))
     proposals = policy.propose(obs, 6, torch.Generator().manual_seed(5))[:, :, :2]
     best = promises(WorldModel.load(folder), obs, proposals).argmax(1)
     assert len(best.unique()) > 1
-    assert torch.allclose(taken, proposals[torch.arange(3), best], atol=1e-5)
+    assert torch.allclose(taken, proposals[torch.arange(8), best], atol=1e-5)
 
 
 def test_options_that_nothing_reads_are_refused(
