@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from embodyrl.env import VecEnv, env_index
+from embodyrl.rollouts.env_around import EnvAround
 from embodyrl.types import Obs, Step
 
 Change = Callable[[Obs, list[int]], Obs]
 """What is shown in place of N observations; the initial state of each env's episode is given."""
 
 
-class AblatedEnv:
+class AblatedEnv(EnvAround):
     """A VecEnv around another one, whose observations are changed before a policy sees them.
 
     The episode itself stays as it is: physics, goals, and the privileged state.
@@ -31,16 +31,10 @@ class AblatedEnv:
     """
 
     def __init__(self, env: VecEnv) -> None:
-        self.env = env
-        self.spec = env.spec
+        super().__init__(env)
         self.change: Change | None = None
         self.first: dict[int, Obs] = {}
         self._init = [0] * env.spec.num_envs
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "env":
-            raise AttributeError(name)
-        return getattr(self.env, name)
 
     def reset(
         self,
@@ -65,10 +59,6 @@ class AblatedEnv:
         """See ``VecEnv.step``."""
         step = self.env.step(actions)
         return replace(step, obs=self._shown(step.obs))
-
-    def close(self) -> None:
-        """See ``VecEnv.close``."""
-        self.env.close()
 
     def _shown(self, obs: Obs) -> Obs:
         """Every frame of ``obs``, changed."""

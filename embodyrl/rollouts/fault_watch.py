@@ -20,6 +20,7 @@ from torch import Tensor
 from embodyrl.env import VecEnv, env_index, replace_rows
 from embodyrl.errors import UserError, error_text
 from embodyrl.rollouts.contract import not_finite, obs_defect, step_defect
+from embodyrl.rollouts.env_around import EnvAround
 from embodyrl.types import Obs, Step
 
 MAX_FAULTS = 5
@@ -74,7 +75,7 @@ def guarded(env: VecEnv) -> VecEnv:
     return env if getattr(env, "guards_itself", False) else GuardedEnv(env)
 
 
-class GuardedEnv:
+class GuardedEnv(EnvAround):
     """A VecEnv around another one, which turns whatever is wrong with it into faults.
 
     Everything that an env hands over passes through here once: ``contract`` says what is
@@ -90,8 +91,7 @@ class GuardedEnv:
     guards_itself = True
 
     def __init__(self, env: VecEnv, *, catch: bool = True) -> None:
-        self.env = env
-        self.spec = env.spec
+        super().__init__(env)
         self.faults: list[tuple[list[int], str]] = []
         """Envs and reason of each fault of the last reset and step."""
         self._catch = catch and not getattr(env, "supervised", False)
@@ -105,15 +105,6 @@ class GuardedEnv:
         self._masked = torch.zeros(n, dtype=torch.bool)
         self._unready: dict[int, str] = {}
         self._obs: Obs | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "env":
-            raise AttributeError(name)
-        return getattr(self.env, name)
-
-    def close(self) -> None:
-        """See ``VecEnv.close``."""
-        self.env.close()
 
     # ---- Resets.
 

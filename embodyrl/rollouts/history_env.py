@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from embodyrl.env import VecEnv, env_index, replace_rows
+from embodyrl.rollouts.env_around import EnvAround
 from embodyrl.types import Obs, Step
 
 
@@ -22,7 +22,7 @@ def remembering(env: VecEnv, history: int) -> VecEnv:
     return HistoryEnv(env, history) if history > 1 else env
 
 
-class HistoryEnv:
+class HistoryEnv(EnvAround):
     """A VecEnv around another one, whose observations hold those before them.
 
     At the start of an episode its first observation stands for them. Where an episode ends before
@@ -37,15 +37,10 @@ class HistoryEnv:
     """
 
     def __init__(self, env: VecEnv, history: int) -> None:
-        self.env = env
+        super().__init__(env)
         self.history = history
         self.spec = replace(env.spec, history=history)
         self._frames: list[Obs] = []  # the last observations, the oldest first
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "env":
-            raise AttributeError(name)
-        return getattr(self.env, name)
 
     def reset(
         self,
@@ -85,10 +80,6 @@ class HistoryEnv:
             for new, old in zip(self._frames, at_start, strict=True)
         ]
         return replace(whole, obs=self._shown(self._frames[-1]))
-
-    def close(self) -> None:
-        """See ``VecEnv.close``."""
-        self.env.close()
 
     def _shown(self, obs: Obs) -> Obs:
         """``obs`` with those before it, which need no privileged state."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from embodyrl.env import VecEnv
 from embodyrl.errors import UserError
+from embodyrl.rollouts.env_around import EnvAround
 from embodyrl.storage.profiles import profile_named
 from embodyrl.storage.translation import translate
 from embodyrl.types import Obs, Step
@@ -29,7 +30,7 @@ def presented(env: VecEnv, profile: str) -> VecEnv:
     return PresentedEnv(env, profile) if profile else env
 
 
-class PresentedEnv:
+class PresentedEnv(EnvAround):
     """A VecEnv around another one, whose pictures and actions it translates.
 
     Args:
@@ -49,7 +50,7 @@ class PresentedEnv:
         # How pictures of another shape are changed is a matter of data; the env draws its own.
         known.pop("fit", None)
         # What the family does not know stays the env's.
-        self.env = env
+        super().__init__(env)
         self._change = change = translate(theirs, env.spec, f"the profile {profile}")
         self.spec = replace(env.spec, conventions=replace(env.spec.conventions, **known))
         if change.lag or change.hand:
@@ -57,11 +58,6 @@ class PresentedEnv:
                 f"The profile {profile} says that actions stand late or are absolute: data with "
                 "such actions are translated, but no env is presented so."
             )
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "env":
-            raise AttributeError(name)
-        return getattr(self.env, name)
 
     def reset(
         self,
@@ -86,10 +82,6 @@ class PresentedEnv:
         """The env's own expert, whose rollouts are translated where it plays them itself."""
         expert = self.env.make_expert(noise=noise, seed=seed)  # pyright: ignore[reportAttributeAccessIssue]
         return _PresentedExpert(self, expert) if hasattr(expert, "rollout") else expert
-
-    def close(self) -> None:
-        """See ``VecEnv.close``."""
-        self.env.close()
 
     def _shown(self, step: Step) -> Step:
         taken = None if step.taken is None else self._affine(step.taken, inverse=True)

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from embodyrl.env import EnvConfig, VecEnv, env_index, replace_rows
 from embodyrl.errors import UserError, did_you_mean
+from embodyrl.rollouts.env_around import EnvAround
 from embodyrl.types import Obs, Step
 from embodyrl.world_models.film import Film
 from embodyrl.world_models.reflectors.base import successes
@@ -28,7 +28,7 @@ from embodyrl.world_models.reflectors.folder import load_reflector
 UNJUDGED = "the reflector could not judge its pictures"
 
 
-class JudgedEnv:
+class JudgedEnv(EnvAround):
     """A VecEnv around another one, whose reward and success are a reflector's.
 
     It looks at the observation after each chunk. What the simulator itself says is
@@ -47,8 +47,7 @@ class JudgedEnv:
     """
 
     def __init__(self, env: VecEnv, config: EnvConfig) -> None:
-        self.env = env
-        self.spec = env.spec
+        super().__init__(env)
         self.fault_texts: dict[int, str] = {}
         self._config = config
         self._reflector = load_reflector(config.reflector, str(config.place()))
@@ -64,11 +63,6 @@ class JudgedEnv:
         self._running = torch.zeros(n, dtype=torch.bool)
         self._probability = torch.zeros(n)
         self._obs: Obs | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "env":
-            raise AttributeError(name)
-        return getattr(self.env, name)
 
     def reset(
         self,
@@ -146,10 +140,6 @@ class JudgedEnv:
             log=log,
             success_once=None if self._config.terminate_on_success else success.to(device),
         )
-
-    def close(self) -> None:
-        """See ``VecEnv.close``."""
-        self.env.close()
 
     def _judged(self, rows: Tensor, obs: Obs, *, calibrated: bool = True) -> Tensor:
         """(M,) probability that the task is solved in the newest pictures of ``rows``."""
