@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from embodyrl.algorithms.imitation import imitation_loss
 from embodyrl.algorithms.optim import GuardedAdam
-from embodyrl.algorithms.sft import imitation_loss
 from embodyrl.build import make_policy
 from embodyrl.config import resolve
 from embodyrl.policies.compile import compile_sampling

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch
 from torch import Tensor
 
+from embodyrl.algorithms.imitation import drawn_imitation
 from embodyrl.algorithms.optim import Figures, Microbatches
-from embodyrl.algorithms.sft import drawn_imitation
 from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.flow import flow_matching_pair, randn, sample_training_time
 from embodyrl.functional.losses import flow_matching_loss

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from embodyrl.algorithms.episode_buffer import EpisodeBuffer
+from embodyrl.algorithms.imitation import imitation_loss
 from embodyrl.algorithms.optim import GuardedAdam, Means
-from embodyrl.algorithms.sft import imitation_loss
 from embodyrl.algorithms.side_by_side import fork, gradient_of_sum, side_by_side
 from embodyrl.algorithms.weight_average import WeightAverage
 from embodyrl.errors import UserError

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch
 from torch import Tensor
 
+from embodyrl.algorithms.imitation import imitation_loss
 from embodyrl.algorithms.off_policy import OffPolicy
 from embodyrl.algorithms.optim import GuardedAdam, Means
-from embodyrl.algorithms.sft import imitation_loss
 from embodyrl.errors import UserError
 from embodyrl.functional.flow import randn
 from embodyrl.functional.losses import one_step_loss, td_loss

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from embodyrl.algorithm import Algorithm, MemoryPlan, SharesGradients
-from embodyrl.algorithms.clipped_actor import ActorConfig, ClippedActor, on_policy_memory
+from embodyrl.algorithms.clipped_actor import ClippedActor, on_policy_memory
+from embodyrl.algorithms.clipped_actor_config import ActorConfig
 from embodyrl.algorithms.success_replay import SuccessReplay
 from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.returns import (

@@ -24,8 +24,8 @@ from torch import Tensor
 from embodyrl.algorithm import Algorithm, MemoryPlan
 from embodyrl.algorithms.anchors import AnchorConfig, Anchors
 from embodyrl.algorithms.grpo import collect_groups, share_episodes
+from embodyrl.algorithms.imitation import flow_loss_of_shapes
 from embodyrl.algorithms.optim import GuardedAdam, Means, Microbatches, minibatches
-from embodyrl.algorithms.sft import flow_loss_of_shapes
 from embodyrl.errors import UserError
 from embodyrl.functional.flow import flow_matching_pair, randn, sample_training_time, timesteps
 from embodyrl.functional.losses import nft_branches, nft_loss

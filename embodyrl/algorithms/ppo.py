@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from embodyrl.algorithm import Algorithm, MemoryPlan, SharesGradients
-from embodyrl.algorithms.clipped_actor import ActorConfig, ClippedActor, on_policy_memory
+from embodyrl.algorithms.clipped_actor import ClippedActor, on_policy_memory
+from embodyrl.algorithms.clipped_actor_config import ActorConfig
 from embodyrl.algorithms.episode_buffer import EpisodeBuffer
 from embodyrl.algorithms.hindsight import FoundConfig, Hindsight, check_found
 from embodyrl.algorithms.optim import GuardedAdam, Means, minibatches

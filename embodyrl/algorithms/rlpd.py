@@ -17,9 +17,9 @@ from torch import Tensor
 
 from embodyrl.algorithms.episode_buffer import EpisodeBuffer
 from embodyrl.algorithms.hindsight import Hindsight
+from embodyrl.algorithms.imitation import imitation_loss
 from embodyrl.algorithms.optim import Means
 from embodyrl.algorithms.sac_flow import SACFlow, SACFlowConfig
-from embodyrl.algorithms.sft import imitation_loss
 from embodyrl.errors import UserError
 from embodyrl.policy import FlowCriticPolicy
 from embodyrl.ranges import CountOrZero, Range

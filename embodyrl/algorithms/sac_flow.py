@@ -28,10 +28,10 @@ from torch import Tensor, nn
 
 from embodyrl.algorithms.episode_buffer import EpisodeBuffer
 from embodyrl.algorithms.hindsight import Hindsight, check_found
+from embodyrl.algorithms.imitation import imitation_loss
 from embodyrl.algorithms.off_policy import OffPolicy
 from embodyrl.algorithms.optim import GuardedAdam, Means
 from embodyrl.algorithms.sac_flow_config import SACFlowConfig
-from embodyrl.algorithms.sft import imitation_loss
 from embodyrl.algorithms.side_by_side import fork, side_by_side
 from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.flow import LEARNED_STD, LOG_2PI, randn

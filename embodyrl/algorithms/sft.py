@@ -17,26 +17,21 @@ from torch import Tensor
 
 from embodyrl.algorithm import Algorithm, MemoryPlan, SharesGradients
 from embodyrl.algorithms.hindsight_head import HindsightHead
+from embodyrl.algorithms.imitation import drawn_imitation, flow_loss_of_shapes, velocity_loss
 from embodyrl.algorithms.optim import Figures, Means, Microbatches, clip_gradient
 from embodyrl.errors import UserError, refuse_unread
-from embodyrl.functional.flow import flow_matching_pair, randn, sample_training_time
-from embodyrl.functional.losses import flow_matching_loss
 from embodyrl.policies.augment import augmented
-from embodyrl.policies.flow_base import pad
-from embodyrl.policies.sample_path import given_prefix
 from embodyrl.policy import (
-    FlowPolicyProtocol,
     HasFlow,
     Imitates,
     ImitatesFromContext,
     Policy,
     has_ability,
     imitated_rows,
-    imitation_noise,
 )
 from embodyrl.ranges import Choice, Count, CountOrZero, NotNegative, Positive, Range, Share
 from embodyrl.storage.state_tree import load_optimizer
-from embodyrl.types import DenoisingTrace, EnvSpec, Obs
+from embodyrl.types import EnvSpec, Obs
 
 if TYPE_CHECKING:
     from embodyrl.data.demonstrations import Demonstrations
@@ -96,114 +91,6 @@ class SFTConfig(ImitationConfig):
     name: str = "sft"
     time: Annotated[str, Choice("uniform", "beta")] = "uniform"
     hindsight_coef: NotNegative = 0.0
-
-
-def imitation_loss(
-    policy: FlowPolicyProtocol,
-    obs: Obs,
-    actions: Tensor,
-    mask: Tensor,
-    generator: torch.Generator,
-    time: str = "uniform",
-) -> Tensor:
-    """The flow matching loss of actions (B, H, A), those with ``mask`` (B, H).
-
-    Times and noise are drawn at random. Where the policy plans further than H, nobody knows the
-    rest, so it is the policy's own plan in one step; it has no loss.
-    """
-    # A longer plan: one step from noise to actions.
-    context = policy.encode(obs)
-    plan = None
-    if policy.flow_shape[0] > actions.shape[1]:
-        noise = randn((len(actions), *policy.flow_shape), generator, actions.device)
-        with torch.no_grad():
-            start = torch.ones(len(actions), 1, device=noise.device)
-            plan = noise - policy.velocity(context, noise[:, None], start)[:, 0]
-    noisy, t, target = noisy_pair(policy, actions, generator, time, plan)
-    return _velocity_loss(policy, context, noisy, t, target, mask)
-
-
-def noisy_pair(
-    policy: FlowPolicyProtocol,
-    actions: Tensor,
-    generator: torch.Generator,
-    time: str,
-    plan: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Draws a point of the flow towards each chunk of actions (B, H, A).
-
-    Args:
-        policy: whose flow it is.
-        actions: in the env's units.
-        generator: of times and noise.
-        time: how times are drawn; see ``SFTConfig``.
-        plan: chunks (B, C, D) whose part beyond H is taken; None takes zeros.
-
-    Returns:
-        Noisy chunks (B, C, D), their times (B,), and the velocity (B, H, A) at them.
-    """
-    h, a = actions.shape[1:]
-    clean = pad(policy.normalize_action(actions), policy.flow_shape)
-    if plan is not None:
-        clean = torch.cat([clean[:, :h], plan[:, h:]], dim=1)
-    noise = randn(tuple(clean.shape), generator, clean.device)
-    t = sample_training_time(len(clean), generator, time, clean.device)
-    noisy, target = flow_matching_pair(clean, t, noise)
-    # A pretrained model's chunk may be longer and wider than the actions.
-    return noisy, t, target[:, :h, :a]
-
-
-def pair_loss(
-    policy: FlowPolicyProtocol, obs: Obs, noisy: Tensor, t: Tensor, target: Tensor, mask: Tensor
-) -> Tensor:
-    """The flow matching loss of what ``noisy_pair`` drew."""
-    return _velocity_loss(policy, policy.encode(obs), noisy, t, target, mask)
-
-
-def _velocity_loss(
-    policy: FlowPolicyProtocol,
-    context: Any,
-    noisy: Tensor,
-    t: Tensor,
-    target: Tensor,
-    mask: Tensor,
-) -> Tensor:
-    velocity = policy.velocity(context, noisy[:, None], t[:, None])[:, 0]
-    h, a = target.shape[1:]
-    return flow_matching_loss(velocity[:, :h, :a], target, mask)
-
-
-def drawn_imitation(
-    policy: Any, actions: Tensor, mask: Tensor, generator: torch.Generator, time: str = "uniform"
-) -> tuple[Callable[..., Tensor], tuple[Tensor, ...], Tensor, tuple[Tensor, ...]]:
-    """The loss of imitation of any policy, with all that is random in it drawn.
-
-    Args:
-        policy: with a flow, or with an imitation loss of its own.
-        actions: (B, H, A).
-        mask: (B, H), those that count.
-        generator: of times and noise.
-        time: how times are drawn; see ``SFTConfig``.
-
-    Returns:
-        A function, what it is given beside observations, the mask, and noise; the loss is
-        ``function(obs, *given, mask, *noise)``, also of some rows of all of them.
-    """
-    given: tuple[Tensor, ...] = (actions,)
-    loss: Callable[..., Tensor]
-    if has_ability(policy, Imitates):
-        loss = cast("Callable[..., Tensor]", policy.imitation_loss)
-    else:
-        loss = cast("Callable[..., Tensor]", partial(pair_loss, policy))
-        noisy, t, target = noisy_pair(policy, actions, generator, time)
-        if most := getattr(policy.config, "max_prefix", 0):
-            # The first actions of some chunks are given, so they are not asked for.
-            count = torch.randint(most + 1, (len(t),), generator=generator).to(t.device)
-            clean = pad(policy.normalize_action(actions), (noisy.shape[1], noisy.shape[2]))
-            noisy, t = given_prefix(noisy, t, clean, count)
-            mask = mask & (t > 0)
-        given = (noisy, t, target)
-    return loss, given, mask, imitation_noise(policy, actions, generator)
 
 
 class SFT(Algorithm):
@@ -335,7 +222,7 @@ class SFT(Algorithm):
             "Callable[..., Tensor]",
             policy.imitation_loss_of
             if has_ability(policy, ImitatesFromContext)
-            else partial(_velocity_loss, policy),
+            else partial(velocity_loss, policy),
         )
         total = mask.sum()
 
@@ -392,10 +279,3 @@ class SFT(Algorithm):
             return None
         rows = min(config.microbatch_size or config.batch_size, config.batch_size)
         return MemoryPlan(rows, flow_loss_of_shapes, extra_policies=1)
-
-
-def flow_loss_of_shapes(policy: Any, obs: Obs, trace: DenoisingTrace) -> Tensor:
-    """The flow matching loss of tensors of the right shapes."""
-    noisy = trace.x[:, 0]
-    actions = noisy[:, :, : policy.spec.action_dim]
-    return pair_loss(policy, obs, noisy, noisy[:, 0, 0], actions, actions[..., 0] > 0)

@@ -10,10 +10,10 @@ from embodyrl import registry
 from embodyrl.algorithms.anchors import AnchorConfig, Anchors, add_gradient
 from embodyrl.algorithms.fpo import FPO, FPOConfig
 from embodyrl.algorithms.grpo import GRPO, GRPOConfig
+from embodyrl.algorithms.imitation import drawn_imitation, imitation_loss
 from embodyrl.algorithms.nft import NFT, NFTConfig
 from embodyrl.algorithms.optim import Microbatches
 from embodyrl.algorithms.ppo import PPO, PPOConfig
-from embodyrl.algorithms.sft import drawn_imitation, imitation_loss
 from embodyrl.build import make_policy
 from embodyrl.config import resolve
 from embodyrl.data.demonstrations import Demonstrations

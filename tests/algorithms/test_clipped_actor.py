@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from embodyrl.algorithms.clipped_actor import ADAPTIVE_RANGE, ActorConfig, ClippedActor
+from embodyrl.algorithms.clipped_actor import ADAPTIVE_RANGE, ClippedActor
+from embodyrl.algorithms.clipped_actor_config import ActorConfig
 from embodyrl.algorithms.optim import Means
 from embodyrl.errors import UserError
 from embodyrl.functional.flow import DenoisingTransition

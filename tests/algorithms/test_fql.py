@@ -9,8 +9,8 @@ import torch
 from point_reach import PointReach
 
 from embodyrl.algorithms.fql import FQL, FQLConfig
+from embodyrl.algorithms.imitation import imitation_loss
 from embodyrl.algorithms.optim import Means
-from embodyrl.algorithms.sft import imitation_loss
 from embodyrl.build import make_policy
 from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.errors import UserError

@@ -8,7 +8,8 @@ import pytest
 import torch
 from linear_policy import NEW, OLD, SIGMA, Linear, observed, sampled
 
-from embodyrl.algorithms.clipped_actor import ActorConfig, ClippedActor
+from embodyrl.algorithms.clipped_actor import ClippedActor
+from embodyrl.algorithms.clipped_actor_config import ActorConfig
 from embodyrl.algorithms.fpo import draw_pairs, pair_losses
 from embodyrl.functional.losses import ppo_policy_loss
 

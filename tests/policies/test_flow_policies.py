@@ -7,7 +7,7 @@ import torch
 from linear_policy import OLD, Linear, observed
 from torch.utils.flop_counter import FlopCounterMode
 
-from embodyrl.algorithms.sft import imitation_loss
+from embodyrl.algorithms.imitation import imitation_loss
 from embodyrl.build import make_policy
 from embodyrl.checks import check_policy
 from embodyrl.errors import UserError

@@ -24,7 +24,7 @@ from vla_models import (
 )
 
 from embodyrl import registry
-from embodyrl.algorithms.sft import imitation_loss
+from embodyrl.algorithms.imitation import imitation_loss
 from embodyrl.build import make_policy
 from embodyrl.checks import check_policy
 from embodyrl.cli.main import main
