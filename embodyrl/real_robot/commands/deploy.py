@@ -9,7 +9,7 @@ from typing import Any
 
 from embodyrl.errors import UserError
 from embodyrl.functional.intervals import format_rate, wilson
-from embodyrl.real_robot.commands.deployment import NO_DREAM, NO_GUIDANCE, open_deployment
+from embodyrl.real_robot.commands.deployment import open_deployment
 from embodyrl.real_robot.commands.tokens import read_token
 from embodyrl.real_robot.connect_robot import ask_at_terminal
 from embodyrl.real_robot.control.clocks import PacedClock
@@ -17,8 +17,8 @@ from embodyrl.real_robot.control.episode import EndedBy
 from embodyrl.real_robot.control.messages import Mode
 from embodyrl.real_robot.logs.mcap_log import RunLog
 from embodyrl.real_robot.operator.device_operator import open_operator
-from embodyrl.real_robot.policy_link.dream_options import DreamOptions
-from embodyrl.real_robot.policy_link.guidance_options import GuidanceOptions
+from embodyrl.real_robot.policy_link.dream_options import NO_DREAM, DreamOptions
+from embodyrl.real_robot.policy_link.guidance_options import NO_GUIDANCE, GuidanceOptions
 from embodyrl.storage.atomic_files import write_json
 
 

@@ -29,13 +29,10 @@ from embodyrl.real_robot.control.ticker import drive
 from embodyrl.real_robot.logs.mcap_log import RunLog
 from embodyrl.real_robot.policy_link.client import PolicyClient
 from embodyrl.real_robot.policy_link.connect_policy import serve_apart, serve_elsewhere, serve_here
-from embodyrl.real_robot.policy_link.dream_options import DreamOptions
+from embodyrl.real_robot.policy_link.dream_options import NO_DREAM, DreamOptions
 from embodyrl.real_robot.policy_link.file_policy import FilePolicy
-from embodyrl.real_robot.policy_link.guidance_options import GuidanceOptions
+from embodyrl.real_robot.policy_link.guidance_options import NO_GUIDANCE, GuidanceOptions
 from embodyrl.real_robot.policy_link.metadata import camera_sizes
-
-NO_DREAM = DreamOptions()
-NO_GUIDANCE = GuidanceOptions()
 
 
 @dataclass

@@ -9,13 +9,10 @@ from embodyrl.errors import UserError
 from embodyrl.policies.exported import is_policy_file
 from embodyrl.real_robot.commands.signals import sigterm_is_ctrl_c
 from embodyrl.real_robot.commands.tokens import read_token
-from embodyrl.real_robot.policy_link.dream_options import DreamOptions
+from embodyrl.real_robot.policy_link.dream_options import NO_DREAM, DreamOptions
 from embodyrl.real_robot.policy_link.file_policy import FilePolicy
-from embodyrl.real_robot.policy_link.guidance_options import GuidanceOptions
+from embodyrl.real_robot.policy_link.guidance_options import NO_GUIDANCE, GuidanceOptions
 from embodyrl.real_robot.policy_link.server import PolicyServer
-
-NO_DREAM = DreamOptions()
-NO_GUIDANCE = GuidanceOptions()
 
 
 def serve_checkpoint(

@@ -15,8 +15,8 @@ from embodyrl.devices import use_device
 from embodyrl.errors import UserError
 from embodyrl.policies.guidance import GuidedPolicy
 from embodyrl.policy import num_executed
-from embodyrl.real_robot.policy_link.dream_options import DreamOptions
-from embodyrl.real_robot.policy_link.guidance_options import GuidanceOptions
+from embodyrl.real_robot.policy_link.dream_options import NO_DREAM, DreamOptions
+from embodyrl.real_robot.policy_link.guidance_options import NO_GUIDANCE, GuidanceOptions
 from embodyrl.real_robot.policy_link.metadata import policy_facts
 from embodyrl.real_robot.policy_link.monitors import (
     DetectorMonitor,
@@ -32,9 +32,6 @@ from embodyrl.real_robot.policy_link.real_time_chunking import (
 from embodyrl.types import Obs
 from embodyrl.world_models.dream_chooser import DreamChooser
 from embodyrl.world_models.model import WorldModel
-
-NO_DREAM = DreamOptions()
-NO_GUIDANCE = GuidanceOptions()
 
 
 class CheckpointPolicy:

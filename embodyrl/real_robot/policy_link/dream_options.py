@@ -33,3 +33,6 @@ class DreamOptions:
             return []
         options = {"--dream": self.dream, "--proposals": self.proposals, "--margin": self.margin}
         return [str(word) for option in options.items() for word in option]
+
+
+NO_DREAM = DreamOptions()

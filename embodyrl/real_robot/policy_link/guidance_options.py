@@ -31,3 +31,6 @@ class GuidanceOptions:
         if not self.base:
             return []
         return ["--base", self.base, "--guidance", str(self.guidance)]
+
+
+NO_GUIDANCE = GuidanceOptions()
