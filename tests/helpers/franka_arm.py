@@ -32,7 +32,7 @@ from embodyrl.real_robot.libfranka.robot import LibfrankaRobot
 from embodyrl.real_robot.logs.mcap_log import RunLog
 
 SIM = Path(os.environ.get("FRANKA_SIM", Path(__file__).parents[2] / ".venv-franka"))
-DROPS = Path(__file__).with_name("franka_sim_drops.py")
+SERVER = Path(__file__).with_name("franka_sim_server.py")
 H, HZ = 8, 25.0
 SPACE = SPACES["mujoco", "ee_delta_pos"]
 ARM = replace(load_arm("")[0], home=tuple(kinematics.HOME.tolist()))
@@ -48,7 +48,7 @@ def start_sim() -> subprocess.Popen[bytes]:
     flags = ["--enforce-motion-limits", "--enforce-comm-constraints"]
     clean = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     process = subprocess.Popen(
-        [str(SIM / "bin" / "python"), str(DROPS), *flags], env={**clean, "FR3_MJCF": str(model)},
+        [str(SIM / "bin" / "python"), str(SERVER), *flags], env={**clean, "FR3_MJCF": str(model)},
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     end = time.monotonic() + 120.0

@@ -290,16 +290,9 @@ def test_where_the_arm_cannot_go_no_reflex_is_raised(
     robot: LibfrankaRobot, tmp_path: Path, where: str
 ) -> None:
     robot.begin(0, 120.0)
-    began = robot.now(), time.monotonic()
     episode = driven(
         robot, tmp_path / "run.mcap", 6.0, towards(*AWAY[where]), replace(PATIENT, **FAR)
     )
-    # franka-sim raises this reflex for what it measures. When other programs keep its loop waiting,
-    # its arm moves in jerks, however smooth the commands are.
-    slow = (time.monotonic() - began[1]) / (robot.now() - began[0])
-    if "joint_velocity_violation" in episode.reason and slow > 1.2:
-        assert max(episode.peak.values()) <= 1.0
-        pytest.skip(f"franka-sim's cycles took {slow:.1f} ms, not 1: its measured speeds jump.")
     assert (
         is_there(goes_on(episode, tmp_path / "run.mcap")[-1], where, "fr3")
         and not robot.state().reflex
