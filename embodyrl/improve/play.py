@@ -112,7 +112,7 @@ def _play_one(
     init: int,
     number: int,
 ) -> Row:
-    """Plays one episode, and keeps it unless Ctrl-C ended it."""
+    """Plays one episode, and keeps it unless it was interrupted."""
     connected = deployment.connected
     # 1. The scene.
     if not connected.arranges:
@@ -135,7 +135,7 @@ def _play_one(
     if row["reason"] == INTERRUPTED:
         logs.discard()
         raise StoppedError(
-            "Ctrl-C: the arm is at rest, and the episode that was going on is not kept. The same "
+            f"{INTERRUPTED}: the arm is at rest, and the episode that was going on is not kept. The same "
             "command goes on."
         )
     # 3. Keep it.

@@ -103,34 +103,37 @@ def given_prefix(x: Tensor, t: Tensor, clean: Tensor, given: Tensor) -> tuple[Te
     """Replaces the first actions of noisy chunks by clean ones, and their times by 0.
 
     Args:
-        x: (N, H, A) noisy chunks.
-        t: (N,) their times.
-        clean: (N, H, A) clean chunks.
-        given: (N,) how many actions of each row are replaced.
+        x: (..., H, A) noisy chunks.
+        t: (...) their times.
+        clean: (..., H, A) clean chunks.
+        given: (...) how many actions of each chunk are replaced.
 
     Returns:
-        (N, H, A) chunks, and (N, H) times.
+        (..., H, A) chunks, and (..., H) times.
     """
-    known = torch.arange(x.shape[1], device=x.device) < given[:, None]
-    return torch.where(known[..., None], clean, x), torch.where(known, 0.0, t[:, None])
+    known = torch.arange(x.shape[-2], device=x.device) < given[..., None]
+    return torch.where(known[..., None], clean, x), torch.where(known, 0.0, t[..., None])
 
 
 def integrate_after(
     velocity: Velocity, num_steps: int, start: Tensor, clean: Tensor, given: int
 ) -> Tensor:
-    """``integrate`` for a chunk whose first ``given`` actions are fixed (arXiv:2512.05964).
+    """``integrate`` for chunks whose first ``given`` actions are fixed (arXiv:2512.05964).
 
     Args:
         velocity: takes a time for each action.
         num_steps: K.
-        start: (N, H, A) the initial noise.
-        clean: (N, H, A), whose first ``given`` actions are the fixed ones.
+        start: (N, P, H, A) the initial noise of P chunks for each observation.
+        clean: the same, or what broadcasts to it; its first ``given`` actions are the fixed ones.
         given: number of fixed actions.
+
+    Returns:
+        (N, P, H, A).
     """
     x = start
-    count = torch.full((len(start),), given, device=start.device)
+    count = torch.full(start.shape[:-2], given, device=start.device)
     # The fixed actions are written into the chunk before every step, and once more at the end.
     for t in timesteps(num_steps, start.device):
-        x, times = given_prefix(x, t.expand(len(x)), clean, count)
-        x = x - velocity(x[:, None], times[:, None])[:, 0] / num_steps
+        x, times = given_prefix(x, t.expand(count.shape), clean, count)
+        x = x - velocity(x, times) / num_steps
     return given_prefix(x, torch.zeros_like(count, dtype=x.dtype), clean, count)[0]

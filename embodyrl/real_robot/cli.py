@@ -26,7 +26,7 @@ DEPLOY_HELP = """examples:
   embodyrl deploy arm.onnx --mode sync --robot ros2 --robot-file arm.yaml    exported, no PyTorch
   embodyrl deploy ws://10.0.0.2:8000 --token-file token --robot ros2 --robot-file arm.yaml
 In the last one the policy is served elsewhere.
-Ctrl-C stops the arm within its limits, then the program.
+Ctrl-C and SIGTERM stop the arm within its limits, then the program.
 """
 SERVE_HELP = """examples:
   embodyrl serve runs/ppo                                    on this machine alone
@@ -316,6 +316,7 @@ def deploy(a: argparse.Namespace) -> int:
     """
     require_writable(a.out, "--out FOLDER")
     commands = robot_commands()
+    commands.sigterm_is_ctrl_c()  # before, after and between episodes
     result = commands.deploy_checkpoint(
         a.checkpoint,
         a.overrides,
@@ -348,7 +349,7 @@ def deploy(a: argparse.Namespace) -> int:
 
 
 def _record(a: argparse.Namespace) -> int:
-    robot_commands()  # says which package is missing
+    robot_commands().sigterm_is_ctrl_c()
     from embodyrl.config import env_config
     from embodyrl.data.doubts import print_doubts
     from embodyrl.real_robot.commands.record import record_demonstrations, session_line

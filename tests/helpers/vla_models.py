@@ -106,7 +106,7 @@ def check_goes_on(policy, steps: int) -> None:
     black = {"front": torch.zeros(n, 24, 32, 3, dtype=torch.uint8)}
     obs = Obs(black, torch.zeros(n, 6), [SENTENCES[1]] * n, None)
     for sign in (0.6, -0.6):
-        actions = sample_after(sft.result, obs, torch.full((n, h, 4), sign), 2, g)
+        actions = sample_after(sft.result, obs, torch.full((n, h, 4), sign), 2, g)[:, 0]
         torch.testing.assert_close(actions[:, :2], torch.full((n, 2, 4), sign))
         went_on = ((actions[:, 2:] * sign) > 0).all(2).all(1).float().mean()
         assert went_on > 0.8, went_on  # half of them would by chance

@@ -33,7 +33,7 @@ def test_given_actions_are_clean_and_their_time_is_that_of_data():
     chunk, times = given_prefix(x, torch.tensor([0.5, 0.9]), clean, torch.tensor([0, 2]))
     assert chunk[..., 0].tolist() == [[1, 1, 1], [7, 7, 1]]
     torch.testing.assert_close(times, torch.tensor([[0.5, 0.5, 0.5], [0.0, 0.0, 0.9]]))
-    end = integrate_after(lambda x, t: torch.ones_like(x), 4, x, clean, 1)
+    end = integrate_after(lambda x, t: torch.ones_like(x), 4, x[:, None], clean[:, None], 1)[:, 0]
     assert end[..., 0].tolist() == [[7, 0, 0], [7, 0, 0]]
 
 
@@ -65,7 +65,7 @@ def test_a_chunk_goes_on_the_way_that_it_is_given():
     free = policy.sample(obs, generator=g, mode="eval").actions.mean((1, 2))
     assert 0.2 < (free > 0).float().mean() < 0.8
     for sign in (0.6, -0.6):
-        actions = sample_after(policy, obs, torch.full((64, 5, 1), sign), 2, g)
+        actions = sample_after(policy, obs, torch.full((64, 5, 1), sign), 2, g)[:, 0]
         torch.testing.assert_close(actions[:, :2], torch.full((64, 2, 1), sign))
         assert ((actions[:, 2:] * sign > 0).all(1)).float().mean() > 0.95
 

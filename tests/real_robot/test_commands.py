@@ -152,7 +152,9 @@ def test_a_fault_is_no_failure_of_the_policy(
     assert told in said
 
 
-def test_ctrl_c_is_no_failure_of_the_policy(
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_brakes_the_arm_and_is_no_failure_of_the_policy(
+    number: signal.Signals,
     saved: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -163,14 +165,18 @@ def test_ctrl_c_is_no_failure_of_the_policy(
     def interrupts(self: MujocoTwin) -> bool:
         asked.append(1)
         if len(asked) == 20:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
         return solved(self)
 
     monkeypatch.setattr(MujocoTwin, "solved", interrupts)
     options = ["--episodes", "3", "--latency", "0.1", "--out", str(tmp_path)]
     assert main(["deploy", str(saved), *options]) == 130
     assert "no episodes; 1 of 1 was ended by a person, not counted" in capsys.readouterr().out
-    assert json.loads((tmp_path / "result.json").read_text())["stopped_by"] == "person"
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["stopped_by"] == "person" and result["results"][0]["mode"] == "estop"
+    told = read(Path(result["results"][0]["log"]))["/command"]
+    assert np.abs([command["dq"] for command in told]).max() > 0.01
+    np.testing.assert_allclose(told[-1]["dq"], 0.0, atol=1e-6)
 
 
 def test_a_continued_chunk_is_chosen_among_several_too(saved: Path) -> None:

@@ -4,6 +4,7 @@ from embodyrl.real_robot.commands.act import act_for, remote_actor
 from embodyrl.real_robot.commands.deploy import deploy_checkpoint, score_line
 from embodyrl.real_robot.commands.operator import serve_arms_page
 from embodyrl.real_robot.commands.serve import serve_checkpoint
+from embodyrl.real_robot.commands.signals import sigterm_is_ctrl_c
 from embodyrl.real_robot.commands.twin import run_twin
 
 __all__ = [
@@ -14,4 +15,5 @@ __all__ = [
     "score_line",
     "serve_arms_page",
     "serve_checkpoint",
+    "sigterm_is_ctrl_c",
 ]

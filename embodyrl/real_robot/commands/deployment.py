@@ -10,7 +10,7 @@ from typing import Any
 
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.policies.exported import is_policy_file
-from embodyrl.real_robot.commands.signals import ctrl_c_is_estop
+from embodyrl.real_robot.commands.signals import interrupt_is_estop
 from embodyrl.real_robot.commands.tokens import read_token
 from embodyrl.real_robot.connect_robot import (
     ROBOTS,
@@ -116,7 +116,7 @@ class Deployment:
         )
         # The time limit of training, stretched by the lower speed.
         seconds = self.client.metadata["max_episode_steps"] / self.execution.control_hz
-        with ctrl_c_is_estop(guard):
+        with interrupt_is_estop(guard):
             try:
                 episode = drive(
                     connected.robot, connected.clock, guard, executor, decoder or self.decoder(),

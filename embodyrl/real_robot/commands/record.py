@@ -12,7 +12,7 @@ from embodyrl.data.collect import shuffled_states
 from embodyrl.data.lerobot_write import require_free, require_recordable
 from embodyrl.env import EnvConfig
 from embodyrl.errors import UserError, did_you_mean
-from embodyrl.real_robot.commands.signals import ctrl_c_is_estop
+from embodyrl.real_robot.commands.signals import interrupt_is_estop
 from embodyrl.real_robot.connect_robot import ROBOTS, ConnectedRobot
 from embodyrl.real_robot.control.actions import DeltaDecoder, action_space
 from embodyrl.real_robot.control.episode import RobotEpisode
@@ -304,7 +304,7 @@ def _record_one(session: _Session, init: int) -> tuple[RobotEpisode, int]:
     log = logs.start(described, connected.clock.now(), safety.robot)
     no_policy = ExecutorConfig(1, session.spec.action_dim, session.rate, "sync")
     session.teleop.begin(decoder)
-    with ctrl_c_is_estop(guard):
+    with interrupt_is_estop(guard):
         episode = drive(
             robot, connected.clock, guard, Executor(no_policy, _NoPolicy()), decoder, log,
             seconds=session.seconds, operator=recorder, record=True,

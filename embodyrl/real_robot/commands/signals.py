@@ -10,6 +10,9 @@ from contextlib import contextmanager
 from embodyrl.real_robot.control.safety import SafetyFilter
 from embodyrl.real_robot.control.ticker import INTERRUPTED
 
+_ENDS = (signal.SIGINT, signal.SIGTERM)
+"""Ctrl-C, and what a service manager or ``kill`` sends."""
+
 
 def sigterm_is_ctrl_c() -> None:
     """Makes SIGTERM and SIGINT raise ``KeyboardInterrupt``.
@@ -17,18 +20,19 @@ def sigterm_is_ctrl_c() -> None:
     A service manager ends a program with SIGTERM, and a shell starts a background job with SIGINT
     ignored.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in _ENDS:
         signal.signal(number, signal.default_int_handler)
 
 
 @contextmanager
-def ctrl_c_is_estop(guard: SafetyFilter) -> Iterator[None]:
-    """Ctrl-C stops the arm first, within its limits; the program ends once the arm is at rest."""
+def interrupt_is_estop(guard: SafetyFilter) -> Iterator[None]:
+    """Ctrl-C and SIGTERM stop the arm first, within its limits; the program ends once it rests."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may handle signals
         return
-    before = signal.signal(signal.SIGINT, lambda *_: guard.estop(INTERRUPTED))
+    before = {n: signal.signal(n, lambda *_: guard.estop(INTERRUPTED)) for n in _ENDS}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

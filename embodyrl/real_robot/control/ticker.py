@@ -23,7 +23,7 @@ from embodyrl.real_robot.control.robot import NotReadyError, Robot
 from embodyrl.real_robot.control.safety import CONTACT_REASONS, Event, SafetyFilter
 from embodyrl.real_robot.logs.mcap_log import RunLog
 
-INTERRUPTED = "Ctrl-C"
+INTERRUPTED = "Ctrl-C or SIGTERM"
 """Reason of a stop that always ends the episode, even with a person there who could clear it."""
 ASKS = "the policy's side asks for a person"
 """What the reason of a hold begins with when help was asked for."""

@@ -25,6 +25,8 @@ from embodyrl.real_robot.policy_link.monitors import (
     request_obs,
 )
 from embodyrl.real_robot.policy_link.real_time_chunking import (
+    CANDIDATES,
+    nearest,
     rtc_weights,
     sample_after,
     sample_guided,
@@ -140,28 +142,26 @@ class CheckpointPolicy:
                 "A guided policy cannot continue its previous chunk (real-time chunking). Execute "
                 "with --mode sync, naive or ensemble, or serve it without --base."
             )
-        # Several of them where there is a choice among proposals.
-        count = self._proposals()
-        many = Obs.cat([obs] * count)
         previous = torch.tensor(request["previous"])[None].to(self.device)
-        previous = previous.expand(count, -1, -1)
-        delay = request["delay"]
+        delay, count = request["delay"], self._proposals()
+        weights = rtc_weights(previous.shape[1], delay, request["execute"]).to(self.device)
         # A policy that was trained to continue a prefix needs no guidance.
         if 0 < delay <= getattr(self.policy.config, "max_prefix", 0):
-            chunks = sample_after(self.policy, many, previous, delay, self._generator)
+            chunks = sample_after(self.policy, obs, previous, delay, self._generator, count)
         else:
-            weights = rtc_weights(previous.shape[1], delay, request["execute"]).to(self.device)
-            chunks = sample_guided(self.policy, many, previous, weights, self._generator)
-        if count == 1:
-            return chunks
+            chunks = sample_guided(self.policy, obs, previous, weights, self._generator, count)
         if self._dream is not None:
-            return self._dream.choose(obs, chunks[None])
-        # As it is: an edit would change what must be continued.
-        features = self.policy.chooser.encoder(obs)
-        return self.policy.chooser.choose(features, chunks[None])
+            return self._dream.choose(obs, chunks)
+        if getattr(self.policy, "chooses", False):
+            # As it is: an edit would change what must be continued.
+            features = self.policy.chooser.encoder(obs)
+            return self.policy.chooser.choose(features, chunks)
+        return nearest(chunks, previous, weights)
 
     def _proposals(self) -> int:
-        """N, from which a dream or the policy's own critics choose; 1 without a choice."""
+        """N, from which a dream, the policy's own critics or the previous plan choose."""
         if self._dream is not None:
             return self._dream.proposals
-        return self.policy.config.proposals if getattr(self.policy, "chooses", False) else 1
+        return (
+            self.policy.config.proposals if getattr(self.policy, "chooses", False) else CANDIDATES
+        )

@@ -1,7 +1,9 @@
 """Real-time chunking: samples an action chunk that continues the previous one.
 
 ``sample_guided`` works for every flow policy (arXiv:2506.07339). ``sample_after`` is for policies
-that were trained to continue a prefix of actions (arXiv:2512.05964).
+that were trained to continue a prefix of actions (arXiv:2512.05964). Both draw several chunks,
+because where a task has two ways to go on, noise decides between them. ``nearest`` keeps the one
+that goes on as was planned (the backward coherence of arXiv:2408.17355).
 """
 
 from __future__ import annotations
@@ -18,6 +20,9 @@ from embodyrl.policies.flow_base import pad
 from embodyrl.policies.noise_policy import initial_noise
 from embodyrl.policies.sample_path import integrate_after
 from embodyrl.types import Obs
+
+CANDIDATES = 8
+"""Chunks that are drawn for one that shall go on as was planned."""
 
 
 def rtc_weights(horizon: int, delay: int, execute: int) -> Tensor:
@@ -40,9 +45,9 @@ def rtc_weights(horizon: int, delay: int, execute: int) -> Tensor:
 
 @torch.no_grad()
 def sample_after(
-    policy: Any, obs: Obs, previous: Tensor, delay: int, generator: torch.Generator
+    policy: Any, obs: Obs, previous: Tensor, delay: int, generator: torch.Generator, count: int = 1
 ) -> Tensor:
-    """An action chunk that begins with the first actions of the previous one.
+    """Action chunks that begin with the first actions of the previous one.
 
     For a policy that was trained to continue them (``policy.max_prefix``, arXiv:2512.05964). It
     needs no guidance and no gradient.
@@ -53,15 +58,15 @@ def sample_after(
         previous: (N, H, A) the rest of the previous chunk, in the env's units, padded.
         delay: number of actions that are kept from it.
         generator: of the initial noise.
+        count: P, chunks for each observation.
 
     Returns:
-        (N, H, A) in [-1, 1].
+        (N, P, H, A) in [-1, 1].
     """
     context = policy.encode(obs)
-    shape = policy.flow_shape
     # Integrate the flow from noise to data, with the first ``delay`` actions given.
-    start = initial_noise(policy, policy.features(context), generator, "eval")
-    goal = pad(policy.normalize_action(previous), shape)
+    start = _initial_noises(policy, context, generator, count)
+    goal = pad(policy.normalize_action(previous), policy.flow_shape)[:, None]
     end = integrate_after(
         partial(policy.velocity, context), policy.config.num_denoise_steps, start, goal, delay
     )
@@ -74,9 +79,10 @@ def sample_guided(
     previous: Tensor,
     weights: Tensor,
     generator: torch.Generator,
+    count: int = 1,
     max_guidance: float = 5.0,
 ) -> Tensor:
-    """An action chunk that continues the previous one, by guided inpainting.
+    """Action chunks that continue the previous one, by guided inpainting.
 
     It follows arXiv:2506.07339, eqs. 2 to 4. In this project t = 1 is noise, so the predicted data
     are x - t v. Each step corrects the velocity by a strength times the gradient of the weighted
@@ -89,10 +95,11 @@ def sample_guided(
         previous: (N, H, A) the rest of the previous chunk, in the env's units, padded.
         weights: (H,) of ``rtc_weights``.
         generator: of the initial noise.
+        count: P, chunks for each observation.
         max_guidance: beta.
 
     Returns:
-        (N, H, A) in [-1, 1].
+        (N, P, H, A) in [-1, 1].
     """
     if not all(hasattr(policy, name) for name in ("encode", "velocity", "executed")):
         raise UserError(
@@ -102,9 +109,8 @@ def sample_guided(
     steps = policy.config.num_denoise_steps
     with torch.no_grad():
         context = policy.encode(obs)
-        features = policy.features(context)
-        x = initial_noise(policy, features, generator, "eval")
-        goal = policy.normalize_action(previous)
+        x = _initial_noises(policy, context, generator, count)
+        goal = policy.normalize_action(previous)[:, None]
     for k in range(steps):
         t = 1.0 - k / steps
         # t / ((1 - t) r^2), which is infinite at t = 1.
@@ -112,8 +118,7 @@ def sample_guided(
         strength = min(max_guidance, unbounded)
         with torch.enable_grad():
             x = x.detach().requires_grad_()
-            times = torch.full((len(x), 1), t, device=x.device)
-            v = policy.velocity(context, x[:, None], times)[:, 0]
+            v = policy.velocity(context, x, torch.full(x.shape[:2], t, device=x.device))
             data = policy.executed(x - t * v)
             # The vector-Jacobian product of the weighted error with d data / d x.
             error = (goal - data) * weights[:, None]
@@ -121,3 +126,25 @@ def sample_guided(
         # An Euler step with the corrected velocity.
         x = (x - (v - strength * gradient) / steps).detach()
     return policy.normalize_action.inverse(policy.executed(x)).clamp(-1.0, 1.0)
+
+
+def nearest(chunks: Tensor, previous: Tensor, weights: Tensor) -> Tensor:
+    """Of several chunks, the one that is nearest to what was planned (arXiv:2408.17355).
+
+    Args:
+        chunks: (N, P, H, A).
+        previous: (N, H, A) the rest of the previous chunk.
+        weights: (H,) of ``rtc_weights``.
+
+    Returns:
+        (N, H, A); the first where all are equally near.
+    """
+    far = ((chunks - previous[:, None]).square().sum(-1) * weights).sum(-1)
+    return chunks[torch.arange(len(far), device=far.device), far.argmin(1)]
+
+
+def _initial_noises(policy: Any, context: Any, generator: torch.Generator, count: int) -> Tensor:
+    """(N, P, C, D) initial noise, as in evaluation."""
+    features = policy.features(context)
+    draws = [initial_noise(policy, features, generator, "eval") for _ in range(count)]
+    return torch.stack(draws, dim=1)
