@@ -95,6 +95,7 @@ def test_a_filtered_sweep_raises_no_reflex(robot: LibfrankaRobot, tmp_path: Path
     end = time.monotonic() + 30.0
     while robot.success_rate <= 0.99 and time.monotonic() < end:
         time.sleep(0.05)
+        robot.state()
     assert robot.success_rate > 0.99
     messages = read(tmp_path / "run.mcap")
     hand = np.array([m["q"] for m in messages["/state"]])
