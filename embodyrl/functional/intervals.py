@@ -193,6 +193,7 @@ def pass_at_k(
     """The share of initial states that are solved at least once in k attempts, k from 1 on.
 
     The estimate is free of bias (arXiv:2107.03374, eq. 1). The interval resamples initial states.
+    Where all states have the same outcome, resampling tells nothing, and it is Wilson's.
 
     Args:
         solved: (n,) how many of its attempts solved each initial state.
@@ -213,5 +214,8 @@ def pass_at_k(
         low, high = np.quantile(
             each[drawn].mean(axis=1), [(1 - confidence) / 2, (1 + confidence) / 2]
         )
-        found.append((float(each.mean()), float(low), float(high)))
+        share = float(each.mean())
+        if share in (0.0, 1.0):
+            low, high = wilson(round(share * len(each)), len(each), confidence)
+        found.append((share, float(low), float(high)))
     return found

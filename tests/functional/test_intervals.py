@@ -128,5 +128,8 @@ def test_pass_at_k_is_the_share_over_all_choices_of_k_attempts():
         expected = np.mean([outcomes[:, c].any(axis=1) for c in chosen])
         share, low, high = found[k - 1]
         assert share == pytest.approx(expected) and low <= share <= high
+    # None or all solved: of four states nothing is known for sure.
+    assert pass_at_k([0] * 4, 2) == [(0.0, *wilson(0, 4))] * 2
+    assert pass_at_k([2] * 4, 2) == [(1.0, *wilson(4, 4))] * 2
     with pytest.raises(UserError, match="no initial states"):
         pass_at_k([], 3)
