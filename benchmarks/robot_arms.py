@@ -1,10 +1,11 @@
 """Several simulated arms with one person, beside one arm with one person.
 
     python benchmarks/robot_arms.py --init runs/sft --detector runs/detector --minutes 60 --seeds 0 1 2
+    python benchmarks/robot_arms.py --init 'runs/bench/robot_improve/pick/{seed}/start' runs/quickstart/rl
 
 Every arm is the twin behind its safety filter and plays a checkpoint, as ``embodyrl deploy`` does. All arms
 share one simulated time: the one that is furthest behind acts next, so two cores suffice for any
-number. A row is one run of so many minutes:
+number. A row is one run of so many minutes. ``--init`` names policies; ``{seed}`` in a name stands for the seed:
 
     who      nobody, the policies are alone; overdue, an arm asks after a share of its episode;
              detector, it also asks when its failure detector sees it fail
@@ -28,6 +29,7 @@ import os
 import time
 from collections import deque
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,7 @@ class Arm:
 
     Args:
         number: of the arm.
+        init: its policy.
         a: the command line's arguments.
         who: ``"nobody"``, ``"overdue"`` or ``"detector"``.
         inits: gives the next initial state of all arms.
@@ -86,12 +89,12 @@ class Arm:
     """
 
     def __init__(
-        self, number: int, a: argparse.Namespace, who: str, inits: Any, seed: int,
+        self, number: int, init: str, a: argparse.Namespace, who: str, inits: Any, seed: int,
         person: Person, counts: Counts,
     ) -> None:  # fmt: skip
         detectors = [a.detector] if who == "detector" else []
-        self.policy = CheckpointPolicy(a.init, "cpu", seed * 100 + number, detectors=detectors)
-        self.context = simulated_robot(twin_config(a.init, ()))
+        self.policy = CheckpointPolicy(init, "cpu", seed * 100 + number, detectors=detectors)
+        self.context = simulated_robot(twin_config(init, ()))
         self.connected = self.context.__enter__()
         self.expert = ScriptedExpert(self.connected.robot, a.noise, seed * 100 + number)  # type: ignore[arg-type]
         self.number = number
@@ -216,14 +219,14 @@ class Arm:
         self.context.__exit__(None, None, None)
 
 
-def run(a: argparse.Namespace, who: str, count: int, seed: int) -> dict[str, Any]:
+def run(a: argparse.Namespace, init: str, who: str, count: int, seed: int) -> dict[str, Any]:
     """So many minutes of ``count`` arms with one person, in simulated time."""
     began = time.process_time()
     person = Person()
     counts = Counts()
     # All arms draw from one list, so that any number of them meets the same states.
     inits = iter(range(seed * 100_000, (seed + 1) * 100_000))
-    arms = [Arm(k, a, who, inits, seed, person, counts) for k in range(count)]
+    arms = [Arm(k, init, a, who, inits, seed, person, counts) for k in range(count)]
     end = a.minutes * 60.0
     while (arm := min(arms, key=lambda one: one.time)).time < end:
         waiting = [one for one in arms if one.state == "waiting" and one.time <= arm.time + 1e-9]
@@ -254,7 +257,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--init", required=True, help="a checkpoint of an embedded MuJoCo task")
+    parser.add_argument(
+        "--init", nargs="+", required=True, help="checkpoints of an embedded MuJoCo task"
+    )
     parser.add_argument(
         "--detector", default="", help="its failure detector; without one no such row"
     )
@@ -274,12 +279,13 @@ def main() -> None:
     a = parser.parse_args()
     load = os.getloadavg()[0]
     rows: list[dict[str, Any]] = []
-    about = {"settings": {k: v for k, v in vars(a).items() if k not in ("out", "init", "detector")}}
+    about = {"settings": {k: v for k, v in vars(a).items() if k not in ("out", "detector")}}
     about |= {"commit": git_commit(), "hardware": hardware(), "versions": versions()}
-    for seed in a.seeds:
-        for who in ("nobody", "overdue", *(("detector",) if a.detector else ())):
+    helps = ("nobody", "overdue", *(("detector",) if a.detector else ()))
+    for init, seed in product(a.init, a.seeds):
+        for who in helps:
             for count in (1, a.arms):
-                rows.append(run(a, who, count, seed))
+                rows.append({"policy": init, **run(a, init.format(seed=seed), who, count, seed)})
                 print(json.dumps(rows[-1]), flush=True)
                 if a.out:
                     result = {**about, "rows": rows, "load": [load, os.getloadavg()[0]]}
