@@ -60,6 +60,8 @@ def main() -> None:
     parser.add_argument("--skill", type=float, default=0.9)
     parser.add_argument("--reaction", type=float, default=1.0)
     parser.add_argument("--patience", type=float, default=0.6)
+    parser.add_argument("--iterations", type=int, default=120, help="of learning, in each round")
+    parser.add_argument("--ema", type=float, default=0.999, help="decay of averaged weights")
     parser.add_argument("--out", type=Path)
     a = parser.parse_args()
     load = os.getloadavg()[0]
@@ -108,7 +110,8 @@ def improve(a: argparse.Namespace, variant: str, seed: int) -> list[dict[str, An
         "--out": out,
     }
     words = [str(word) for option in options.items() for word in option]
-    settings = [*helper, *VARIANTS[variant], "run.threads=1"]
+    learner = [f"run.iterations={a.iterations}", f"algorithm.ema={a.ema}", "run.threads=1"]
+    settings = [*helper, *VARIANTS[variant], *learner]
     embodyrl(folder, variant, "improve", str(policy), *words, *settings)
     rounds = json.loads((out / "improve.json").read_text())["rounds"]
     # What is served after each round, and what it has cost.

@@ -63,6 +63,8 @@ class Mixture:
         out = torch.empty_like(which)
         for k, part in enumerate(self.parts):
             rows = (which == k).nonzero().flatten()
+            if not len(rows):
+                continue  # a small data set is not in every batch
             drawn = part.draw(len(rows), generator, without_last=without_last)
             out[rows] = drawn + self.offsets[k]
         return out

@@ -80,7 +80,7 @@ def learner_config(
         raw["policy"]["edit_scale"] = raw["policy"]["edit_scale"] or EDIT_SCALE
     # 2. The run: its end is its only checkpoint.
     raw["run"] = {
-        "iterations": 8,
+        "iterations": 40,
         "seed": seed,
         "eval_every": 0,
         "videos": 0,

@@ -61,6 +61,14 @@ def test_weights_say_how_often_each_is_drawn():
             Mixture(parts, wrong)
 
 
+def test_a_small_data_set_may_be_left_out_of_a_batch():
+    corrected, plain = demos(0, 10, "a", torch.ones(10, dtype=torch.bool)), demos(100, 5, "b")
+    for part in (corrected, plain):
+        part.intervention_weight = 2.0
+    drawn = Mixture([corrected, plain], [1.0, 1e-9]).draw(8, torch.Generator().manual_seed(0))
+    assert drawn.max() < 10
+
+
 def test_interventions_are_drawn_more_often():
     taken_over = torch.arange(100) < 20
     one, g = demos(0, 100, "a", taken_over), torch.Generator().manual_seed(0)
