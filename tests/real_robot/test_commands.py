@@ -21,7 +21,7 @@ from embodyrl.cli.main import main
 from embodyrl.config import compose
 from embodyrl.real_robot.control.executor import ExecutorConfig
 from embodyrl.real_robot.control.messages import RobotState
-from embodyrl.real_robot.control.preflight import preflight
+from embodyrl.real_robot.control.preflight import Check, preflight
 from embodyrl.real_robot.control.safety_config import SafetyConfig
 from embodyrl.real_robot.logs.mcap_log import read
 from embodyrl.real_robot.policy_link.client import PolicyClient
@@ -287,7 +287,7 @@ def test_preflight_is_red_where_it_should_be(saved: Path) -> None:
     assert safety == load_robot("")[1]
     execution = ExecutorConfig(5, 4, 12.5, "rtc", 2)
 
-    def red(**changes: object) -> str:
+    def checked(**changes: object) -> list[Check]:
         given = {
             "robot": twin,
             "infer": policy.infer,
@@ -295,8 +295,10 @@ def test_preflight_is_red_where_it_should_be(saved: Path) -> None:
             "safety": safety,
         }
         given |= {"charged": lambda took: 0.1} | changes  # this machine may be busy
-        checks = preflight(**given, execution=execution, trials=1)  # type: ignore[arg-type]
-        return " ".join(f"{c.name}: {c.found}" for c in checks if not c.ok)
+        return preflight(**given, execution=execution, trials=1)  # type: ignore[arg-type]
+
+    def red(**changes: object) -> str:
+        return " ".join(f"{c.name}: {c.found}" for c in checked(**changes) if not c.ok)
 
     assert red() == ""
     assert "more than 5" in red(robot=Moved(twin))
@@ -315,6 +317,15 @@ def test_preflight_is_red_where_it_should_be(saved: Path) -> None:
     assert "slower than the 240 ms" in red(infer=slow, charged=float)
     assert "slower than the 240 ms" in red(infer=slow_in_flight, charged=float)
     assert "slower than the 240 ms" in red(charged=lambda took: 0.3) and red(infer=slow) == ""
+    # .1 s is two actions at 12.5 a second.
+    trained = {"metadata": policy.metadata | {"max_prefix": 1}}
+    assert "2 actions are taken, and the policy was trained to continue after at most 1" in red(
+        **trained
+    )
+    trained = {"metadata": policy.metadata | {"max_prefix": 2, "execute": 1}}
+    assert red(**trained) == ""
+    told = "2 actions of a chunk are executed, in training 1; a delay of 2 actions, in training up to 2"
+    assert told in checked(**trained)[-1].found
     twin.reflex = "cartesian_reflex"
     assert "reflex" in red()
     twin.close()

@@ -76,7 +76,7 @@ def preflight(
         _check(
             "policy",
             lambda: _latency(
-                infer, robot.observe(decoder) | {"step": 0}, execution, trials, charged
+                infer, robot.observe(decoder) | {"step": 0}, execution, metadata, trials, charged
             ),
         )
     )
@@ -248,10 +248,11 @@ def _latency(
     infer: Callable[..., Any],
     observation: dict[str, Any],
     execution: ExecutorConfig,
+    metadata: Mapping[str, Any],
     trials: int,
     charged: Callable[[float], float],
 ) -> str:
-    """How long a chunk takes, and whether that is in time for the execution mode."""
+    """How long a chunk takes, and whether that is in time for the mode and for the training."""
     took: list[float] = []
     for _ in range(trials + WARM_UP):
         began = time.monotonic()
@@ -289,4 +290,35 @@ def _latency(
             f"{found}: slower than the {ahead * 1e3:.0f} ms of actions that are left when a chunk "
             "is requested. Use a smaller --execute, a faster machine, or --mode sync."
         )
+    return found + _beside_training(execution, metadata, worst)
+
+
+def _beside_training(execution: ExecutorConfig, metadata: Mapping[str, Any], worst: float) -> str:
+    """Where the chunks are used in another way than in training.
+
+    Args:
+        execution: how chunks are carried out.
+        metadata: ``execute``, how many actions of a chunk were executed in training; and
+            ``max_prefix``, the longest delay in actions that the policy was trained to continue
+            after, where it was trained so.
+        worst: s, the longest inference.
+
+    Raises:
+        UserError: in rtc mode the delay is longer than in training.
+    """
+    found = ""
+    trained = int(metadata["execute"])
+    if execution.asks_after > trained:
+        found = f"; {execution.asks_after} actions of a chunk are executed, in training {trained}"
+    longest = metadata.get("max_prefix", 0)
+    delay = math.ceil(worst * execution.control_hz)
+    if execution.mode == "rtc" and longest:
+        if delay > longest:
+            raise UserError(
+                f"A chunk takes up to {worst * 1e3:.0f} ms, in which {delay} actions are taken, "
+                f"and the policy was trained to continue after at most {longest} "
+                "(policy.max_prefix). Use a lower --speed or a faster machine, or serve it with "
+                "policy.max_prefix=0: then its chunks are guided."
+            )
+        found += f"; a delay of {delay} actions, in training up to {longest}"
     return found

@@ -97,6 +97,8 @@ class CheckpointPolicy:
             self.policy.config = dataclasses.replace(config, execute=config.horizon)
         sent = num_executed(self.policy.config)
         self.metadata = policy_facts(self.spec) | {"horizon": sent, "execute": execute}
+        if longest := getattr(self.policy.config, "max_prefix", 0):
+            self.metadata["max_prefix"] = longest
 
     def _guide(self, guidance: GuidanceOptions, dream: DreamOptions) -> GuidedPolicy | None:
         """The policy with the base mixed in; None without a base.

@@ -46,6 +46,7 @@ def check_metadata(metadata: dict[str, Any]) -> None:
     for name in ("action_dim", "proprio_dim", "max_episode_steps", "horizon"):
         whole(metadata[name], 1, 10**6, name)
     whole(metadata["execute"], 1, metadata["horizon"], "execute")
+    whole(metadata.get("max_prefix", 0), 0, metadata["horizon"], "max_prefix")
     number(metadata["control_hz"], 1e-3, 1e4, "control_hz")
     meaning = metadata.get("conventions", {})
     if not isinstance(meaning, dict) or len(meaning) > 16:
