@@ -52,8 +52,7 @@ def export_file(path: str, to: str | Path) -> list[Path]:
     to = Path(to)
     if to.suffix not in KINDS:
         raise UserError(
-            f"--to is {to}, and its ending says what is written: it must be .onnx, .npz or .c. "
-            "Leave --to out, and give a folder, for a checkpoint of LeRobot."
+            f"--to is {to}, and its ending says what is written: it must be .onnx, .npz or .c."
         )
     # Everything that cannot be written is refused before the slow part.
     require_writable(to, "--to FILE")
