@@ -28,12 +28,15 @@ class HelperConfig:
         patience: share of an episode's time after which they see by themselves that it fails; 1
             leaves it to a detector.
         rewind: s of motion that they have the arm go back before they correct; 0 for none.
+        gives_up: s of moving the arm after which they say that it failed: what they would grasp may
+            lie where the arm may not go.
     """
 
     skill: Annotated[float, Range(0, 1, open_low=True)] = 1.0
     reaction: NotNegative = 1.0
     patience: Share = 0.6
     rewind: NotNegative = 1.0
+    gives_up: Annotated[float, Range(0, 3600, open_low=True)] = 15.0
 
 
 class ScriptedHelper(Operator):
@@ -64,6 +67,7 @@ class ScriptedHelper(Operator):
         self._acts_at: float | None = None  # when they will act
         self._back_until: float | None = None  # while the arm goes back
         self._has_arm = False
+        self._had_since = 0.0
         self._mode = ""
         self._reason = ""
 
@@ -76,6 +80,8 @@ class ScriptedHelper(Operator):
             return ["failure"]
         # 1. Whoever has the arm keeps it until the episode ends, also after a hold.
         if self._has_arm:
+            if now - self._had_since >= self._config.gives_up:
+                return ["failure"]
             return ["takeover"] if mode == Mode.HOLD else []
         # 2. The arm goes back, for as long as they want or until the beginning.
         if self._back_until is not None:
@@ -110,5 +116,6 @@ class ScriptedHelper(Operator):
 
     def _correct(self) -> list[str]:
         self._has_arm = True
+        self._had_since = self._twin.now()
         self._expert.reset()
         return ["takeover"]

@@ -12,9 +12,13 @@ from embodyrl.improve.data import DataSet, nothing_to_learn, shares
 from embodyrl.improve.person import WATCHING, Beside
 from embodyrl.improve.play import counts
 from embodyrl.improve.record import look_figures
+from embodyrl.improve.scripted_helper import HelperConfig, ScriptedHelper
+from embodyrl.real_robot.control.actions import SPACES, DeltaDecoder
 from embodyrl.real_robot.control.operator import WISHES
 from embodyrl.real_robot.logs.split_turns import split_turns
 from embodyrl.real_robot.record.teleop import Teleop
+from embodyrl.real_robot.twin.mujoco_twin import MujocoTwin
+from embodyrl.sims.mujoco.env import MujocoConfig
 
 
 def recording(who: str, solved: bool) -> Recording:
@@ -134,3 +138,21 @@ def test_who_watches_cannot_help_and_a_leader_must_stand_where_the_robot_does() 
     assert "takeover" not in helping.wishes()
     helping.show({"reason": "the policy acts"}, {})
     assert hand.shown[-1] == {"reason": "joint 3 is .6 rad away", "can": WISHES}
+
+
+def test_a_scripted_person_gives_up_what_they_cannot_reach() -> None:
+    twin = MujocoTwin(MujocoConfig(task="pick", cameras=(), renderer="none", split="eval"))
+    try:
+        twin.begin(0)
+        helper = ScriptedHelper(
+            twin, HelperConfig(patience=0.0, reaction=0.0, rewind=0.0, gives_up=2.0), 6.0
+        )
+        helper.begin(DeltaDecoder(SPACES["mujoco", "ee_delta_pos"], 25.0, [0.2] * 3, [0.8] * 3))
+        assert helper.wishes() == ["takeover"]
+        began = twin.now()
+        twin.sleep_until(began + 1.9)
+        assert helper.wishes() == []
+        twin.sleep_until(began + 2.1)
+        assert helper.wishes() == ["failure"]
+    finally:
+        twin.close()
