@@ -218,7 +218,7 @@ def _require_checks(session: _Session) -> None:
     """
     connected = session.connected
     checks = robot_checks(
-        connected.robot, session.settings["policy"], connected.safety, session.rate
+        connected.robot, session.settings["policy"], connected.safety, session.rate, session.rate
     )
     print_checks(checks)
     if not all(check.ok for check in checks):
