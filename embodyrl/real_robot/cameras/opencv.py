@@ -14,6 +14,8 @@ from embodyrl.real_robot.cameras.config import OpenCVCamera, UvcCamera
 
 V4L = Path("/sys/class/video4linux")
 """Where Linux lists video devices: ``videoN/name`` and ``videoN/index``."""
+DEV = Path("/dev")
+"""Where their files are."""
 
 
 class OpenCVSource:
@@ -100,7 +102,9 @@ def open_opencv(name: str, config: OpenCVCamera, size: tuple[int, int]) -> Camer
     return SourceCamera(name, OpenCVSource(name, config), size, config.fps, noisy)
 
 
-def open_uvc(name: str, config: UvcCamera, size: tuple[int, int], root: Path = V4L) -> Camera:
+def open_uvc(
+    name: str, config: UvcCamera, size: tuple[int, int], root: Path = V4L, dev: Path = DEV
+) -> Camera:
     """Opens a USB camera by its name.
 
     Args:
@@ -108,6 +112,7 @@ def open_uvc(name: str, config: UvcCamera, size: tuple[int, int], root: Path = V
         config: of the camera.
         size: (height, width) of the policy's picture.
         root: where Linux lists video devices.
+        dev: where their files are.
 
     Raises:
         MissingDependencyError: there is no OpenCV.
@@ -123,11 +128,12 @@ def open_uvc(name: str, config: UvcCamera, size: tuple[int, int], root: Path = V
             f"{config.number}). Linux knows these: {here}."
         )
     options = {k: getattr(config, k) for k in ("width", "height", "fps", "fourcc", "crop")}
-    return open_opencv(name, OpenCVCamera(source=found[config.number], **options), size)
+    source = str(dev / found[config.number])
+    return open_opencv(name, OpenCVCamera(source=source, **options), size)
 
 
 def find_uvc(name: str, root: Path = V4L) -> list[str]:
-    """Device files of the cameras with a name, in the order of their numbers.
+    """Names of the device files of the cameras with a name, in the order of their numbers.
 
     A camera has several device files, and the first (``index`` 0) gives its pictures.
 
@@ -141,7 +147,7 @@ def find_uvc(name: str, root: Path = V4L) -> list[str]:
         index = folder / "index"
         first = not index.is_file() or index.read_text().strip() == "0"
         if first and name in _name_of(folder):
-            found.append(f"/dev/{folder.name}")
+            found.append(folder.name)
     return found
 
 

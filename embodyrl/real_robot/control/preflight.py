@@ -19,7 +19,7 @@ from embodyrl.real_robot.control.device_checks import camera_report, gripper_rep
 from embodyrl.real_robot.control.executor import ExecutorConfig
 from embodyrl.real_robot.control.input_checks import AT_REST, state_problem
 from embodyrl.real_robot.control.messages import Array, RobotState, Target
-from embodyrl.real_robot.control.robot import HasDevices, Robot
+from embodyrl.real_robot.control.robot import HasDevices, Robot, policy_sees
 from embodyrl.real_robot.control.safety import SafetyFilter
 from embodyrl.real_robot.control.safety_config import SafetyConfig
 from embodyrl.real_robot.control.tracking import Tracker
@@ -79,7 +79,7 @@ def preflight(
         _check(
             "policy",
             lambda: _latency(
-                infer, robot.observe(decoder) | {"step": 0}, execution, trials, charged
+                infer, policy_sees(robot.observe(decoder)) | {"step": 0}, execution, trials, charged
             ),
         )
     )
@@ -119,7 +119,10 @@ def robot_checks(
     decoder = DeltaDecoder(action_space(metadata), rate, safety.box_low, safety.box_high)
     decoder.start(state.stamp, state)
     checks.append(
-        _check("cameras and proprio", lambda: _observation(robot.observe(decoder), metadata))
+        _check(
+            "cameras and proprio",
+            lambda: _observation(policy_sees(robot.observe(decoder)), metadata),
+        )
     )
     return checks
 

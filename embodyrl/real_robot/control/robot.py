@@ -34,7 +34,9 @@ class Robot(Protocol):
         """What the policy sees now.
 
         Returns:
-            ``images``, ``proprio`` and ``prompt``; see ``policy_link.server.check_observation``.
+            ``images``, ``proprio`` and ``prompt``; see ``policy_link.server.check_observation``. A
+            robot whose cameras measure depth adds ``depth``: camera -> (h, w) uint16 mm. It is for
+            the log; no policy is shown it (``policy_sees``).
 
         Raises:
             NotReadyError: there is no fresh image.
@@ -56,6 +58,11 @@ class Robot(Protocol):
     def close(self) -> None:
         """Disconnects from the robot."""
         ...
+
+
+def policy_sees(seen: dict[str, Any]) -> dict[str, Any]:
+    """What the policy is shown of an observation: all but the depth, which only the log holds."""
+    return {key: value for key, value in seen.items() if key != "depth"}
 
 
 @runtime_checkable

@@ -42,7 +42,9 @@ PERIOD = 0.02
 """s between two readings."""
 ANSWER_IN = 0.1
 """s that an answer may take; USB adapters keep bytes for up to 16 ms."""
-GONE = 0.5
+QUIET = 0.2
+"""s of silence after a bad answer: one that comes late must not be taken for the next one."""
+GONE = 0.8
 """s without a good answer after which the gripper counts as lost."""
 AGAIN = 0.25
 """s between two attempts to open a port that is gone."""
@@ -208,6 +210,7 @@ class Robotiq:
             except ModbusError as error:
                 # One answer that is damaged is not worth a word: ``trouble`` tells of more.
                 self._said = str(error)
+                time.sleep(QUIET)
             except OSError as error:
                 self._said = _reason(error)
                 self._drop_port()

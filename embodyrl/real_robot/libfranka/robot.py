@@ -251,6 +251,7 @@ class LibfrankaRobot:
         """See ``Robot``."""
         now = time.monotonic()
         images = {}
+        depth = {}
         for name, camera in self._cameras.items():
             picture = camera.newest
             stamp = -np.inf if picture is None else picture.stamp
@@ -259,8 +260,11 @@ class LibfrankaRobot:
                 raise NotReadyError(wrong)
             assert picture is not None
             images[name] = picture.image
+            if picture.depth is not None:
+                depth[name] = picture.depth
         return {
             "images": images,
+            **({"depth": depth} if depth else {}),
             "proprio": proprio(self._space, self.state(), decoder),
             "prompt": self._prompt,
         }
