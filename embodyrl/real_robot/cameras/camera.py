@@ -53,12 +53,14 @@ class Camera(Protocol):
         name: the policy's, for messages.
         fps: pictures per second that it was asked for; 0 where nobody said.
         noisy: whether two of its pictures always differ, as those of a real sensor do.
+        has_depth: whether its pictures come with depth.
         problem: why no more pictures come, as far as it is known; empty while they do.
     """
 
     name: str
     fps: float
     noisy: bool
+    has_depth: bool
     problem: str
 
     @property
@@ -80,17 +82,25 @@ class SourceCamera:
         size: (height, width) that pictures are cut and scaled to.
         fps: pictures per second that the source was asked for; 0 where nobody said.
         noisy: whether two pictures always differ; False for a file.
+        has_depth: whether the source gives depth.
 
     Attributes:
         newest: the newest picture.
     """
 
     def __init__(
-        self, name: str, source: Source, size: tuple[int, int], fps: float, noisy: bool
+        self,
+        name: str,
+        source: Source,
+        size: tuple[int, int],
+        fps: float,
+        noisy: bool,
+        has_depth: bool = False,
     ) -> None:
         self.name = name
         self.fps = fps
         self.noisy = noisy
+        self.has_depth = has_depth
         self.newest: Picture | None = None
         self.problem = ""
         self._source = source

@@ -121,7 +121,7 @@ def open_realsense(name: str, config: RealSenseCamera, size: tuple[int, int]) ->
             f"{_connected(rs) or 'none'}."
         ) from error
     source = RealSenseSource(pipeline, pipeline.stop, config.depth, bool(config.recording))
-    return SourceCamera(name, source, size, config.fps, noisy=not config.recording)
+    return SourceCamera(name, source, size, config.fps, not config.recording, config.depth)
 
 
 def _connected(rs: Any) -> str:

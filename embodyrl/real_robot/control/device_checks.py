@@ -92,6 +92,9 @@ def camera_report(camera: Camera, seen: Watched, max_age: float, least_hz: float
     last = pictures[-1].image
     if np.percentile(last, 99) < BLACK:
         raise UserError("Its picture is black. Is its cap on, or the light off?")
+    depth = pictures[-1].depth
+    if depth is not None and not depth.any():
+        raise UserError("Its depth is empty: is everything too near, or its projector covered?")
     images = [picture.image for picture in pictures]
     same = all(np.array_equal(images[0], image) for image in images[1:])
     if camera.noisy and len(images) > 2 and same:
@@ -133,7 +136,6 @@ def camera_report(camera: Camera, seen: Watched, max_age: float, least_hz: float
     # How much longer than usual it took from one picture to the next, at worst.
     steps = np.diff(stamps)
     jitter = float(np.abs(steps - np.median(steps)).max()) if len(steps) else 0.0
-    depth = pictures[-1].depth
     shows = "" if depth is None else f"; depth of {np.mean(depth > 0):.0%} of the pixels"
     return (
         f"{rate:.0f} pictures/s, {np.median(ages) * 1e3:.0f} ms old when they come (at most "

@@ -18,6 +18,7 @@ class TopicCamera:
 
     fps = 0.0
     noisy = False
+    has_depth = False
     problem = ""
 
     def __init__(self, name: str, images: Mapping[str, tuple[float, Image]]) -> None:

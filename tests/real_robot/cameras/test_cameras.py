@@ -183,6 +183,7 @@ class Drawn:
     level: int = 128
     fails: str = ""
     frozen: bool = False
+    depth: int | None = None
     jumps: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -199,7 +200,8 @@ class Drawn:
         if not self.frozen:
             self._image = self._draw()
         delay = self.jumps.pop() if self.jumps else self.delay
-        return Picture(time.monotonic() - delay, self._image.copy())
+        depth = None if self.depth is None else np.full((24, 24), self.depth, np.uint16)
+        return Picture(time.monotonic() - delay, self._image.copy(), depth)
 
     def close(self) -> None:
         return
@@ -215,6 +217,7 @@ def reported(source: Drawn, fps: float = 0.0, noisy: bool = True, least: float =
 
 
 def test_pre_flight_says_rate_age_and_jitter() -> None:
+    assert reported(Drawn(depth=500)).endswith("depth of 100% of the pixels")
     found = reported(Drawn(), fps=50.0)
     rate, age = int(found.split()[0]), int(found.split()[2])
     assert 38 <= rate <= 51 and 10 <= age <= 25 and "jitter" in found
@@ -230,6 +233,7 @@ def test_pre_flight_says_rate_age_and_jitter() -> None:
         (Drawn(delay=-0.2), {}, r"stamped \d{3} ms in the future"),
         (Drawn(jumps=[-0.01, 0.1] * 200), {}, "go backwards"),
         (Drawn(frozen=True), {}, "repeats its picture to the last bit"),
+        (Drawn(depth=0), {}, "Its depth is empty"),
         (Drawn(level=12), {}, "Its picture is black"),
         (Drawn(fails="VIDIOC_DQBUF"), {}, "No new picture came within 1 s .RuntimeError: VIDIOC"),
     ],
