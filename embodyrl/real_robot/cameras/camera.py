@@ -19,7 +19,7 @@ AGAIN = 0.05
 
 
 @dataclass(frozen=True)
-class Picture:
+class CameraPicture:
     """A picture.
 
     Attributes:
@@ -37,7 +37,7 @@ class Picture:
 class Source(Protocol):
     """Where a camera's pictures come from; one thread uses it."""
 
-    def read(self) -> Picture | None:
+    def read(self) -> CameraPicture | None:
         """Waits for the next picture; None if none came within a second or so."""
         ...
 
@@ -64,7 +64,7 @@ class Camera(Protocol):
     problem: str
 
     @property
-    def newest(self) -> Picture | None:
+    def newest(self) -> CameraPicture | None:
         """The newest picture; None before the first one."""
         ...
 
@@ -101,7 +101,7 @@ class SourceCamera:
         self.fps = fps
         self.noisy = noisy
         self.has_depth = has_depth
-        self.newest: Picture | None = None
+        self.newest: CameraPicture | None = None
         self.problem = ""
         self._source = source
         self._size = size

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.ranges import Choice, Range
-from embodyrl.real_robot.cameras.camera import Camera
 
 Pixels = Annotated[int, Range(16, 8192, also=(0,))]
 Rate = Annotated[int, Range(1, 1000, also=(0,))]
@@ -132,29 +130,3 @@ def camera_config(section: str, given: Any) -> CameraConfig:
     except UserError as error:
         said = str(error)
         raise UserError(said if said.startswith(section) else f"{section}: {said}") from error
-
-
-def open_camera(name: str, config: CameraConfig, size: tuple[int, int]) -> Camera:
-    """Opens a camera.
-
-    Args:
-        name: the policy's, for messages.
-        config: its settings.
-        size: (height, width) of the policy's picture.
-
-    Raises:
-        MissingDependencyError: its package is not installed.
-        UserError: it cannot be opened, or does not give what it is asked for.
-    """
-    return _openers()[type(config)](name, config, size)
-
-
-def _openers() -> dict[type, Callable[[str, Any, tuple[int, int]], Camera]]:
-    """Settings -> what opens such a camera. Each brings a package of its own."""
-    from embodyrl.real_robot.cameras import opencv, realsense
-
-    return {
-        OpenCVCamera: opencv.open_opencv,
-        UvcCamera: opencv.open_uvc,
-        RealSenseCamera: realsense.open_realsense,
-    }

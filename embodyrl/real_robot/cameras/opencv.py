@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from embodyrl.errors import MissingDependencyError, UserError
-from embodyrl.real_robot.cameras.camera import Camera, Picture, SourceCamera
+from embodyrl.real_robot.cameras.camera import Camera, CameraPicture, SourceCamera
 from embodyrl.real_robot.cameras.config import OpenCVCamera, UvcCamera
 
 V4L = Path("/sys/class/video4linux")
@@ -78,7 +78,7 @@ class OpenCVSource:
                     "v4l2-ctl --list-formats-ext shows what it can do."
                 )
 
-    def read(self) -> Picture | None:
+    def read(self) -> CameraPicture | None:
         """See ``Source``."""
         there, image = self._capture.read()
         if not there:
@@ -88,7 +88,7 @@ class OpenCVSource:
         columns = {"whole": slice(None), "left": slice(half), "right": slice(half, 2 * half)}
         # OpenCV gives BGR.
         rgb = image[:, columns[self._crop], ::-1]
-        return Picture(came, np.ascontiguousarray(rgb, np.uint8))
+        return CameraPicture(came, np.ascontiguousarray(rgb, np.uint8))
 
     def close(self) -> None:
         """See ``Source``."""
@@ -96,7 +96,7 @@ class OpenCVSource:
 
 
 def open_opencv(name: str, config: OpenCVCamera, size: tuple[int, int]) -> Camera:
-    """Opens what OpenCV opens; see ``config.open_camera``."""
+    """Opens what OpenCV opens; see ``open_camera``."""
     # The pictures of a file may be drawn ones.
     noisy = not Path(config.source).is_file()
     return SourceCamera(name, OpenCVSource(name, config), size, config.fps, noisy)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from embodyrl.errors import MissingDependencyError, UserError
-from embodyrl.real_robot.cameras.camera import Camera, Depth, Picture, SourceCamera
+from embodyrl.real_robot.cameras.camera import Camera, CameraPicture, Depth, SourceCamera
 from embodyrl.real_robot.cameras.config import RealSenseCamera
 
 WAIT = 1000
@@ -55,7 +55,7 @@ class RealSenseSource:
         # Depth is moved to where the colour camera sees it.
         self._align = self._rs.align(self._rs.stream.color) if depth else None
 
-    def read(self) -> Picture | None:
+    def read(self) -> CameraPicture | None:
         """See ``Source``."""
         try:
             frames = self._frames.wait_for_frames(WAIT)
@@ -75,7 +75,7 @@ class RealSenseSource:
             depth = _millimetres(np.asanyarray(measured.get_data()), measured.get_units())
         # The frame's memory is librealsense's, which uses it again.
         image = np.array(colour.get_data(), np.uint8)
-        return Picture(self._taken(colour, came), image, depth)
+        return CameraPicture(self._taken(colour, came), image, depth)
 
     def _taken(self, frame: Any, came: float) -> float:
         """When a frame was taken (s, monotonic).
@@ -95,7 +95,7 @@ class RealSenseSource:
 
 
 def open_realsense(name: str, config: RealSenseCamera, size: tuple[int, int]) -> Camera:
-    """Opens a RealSense, or a recording of one; see ``config.open_camera``."""
+    """Opens a RealSense, or a recording of one; see ``open_camera``."""
     rs = librealsense()
     wanted = rs.config()
     # 1. Which one.

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from embodyrl.errors import UserError
-from embodyrl.real_robot.cameras.camera import Camera, Picture
-from embodyrl.real_robot.grippers.gripper import Gripper
+from embodyrl.real_robot.cameras.camera import Camera, CameraPicture
+from embodyrl.real_robot.grippers.interface import Gripper
 
 WATCHED = 1.0
 """s for which the devices are watched."""
@@ -27,7 +27,7 @@ BLACK = 16
 
 
 @dataclass
-class Watched:
+class SeenCamera:
     """What was seen of a camera.
 
     Attributes:
@@ -35,13 +35,13 @@ class Watched:
         came: s, when each was found.
     """
 
-    pictures: list[Picture] = field(default_factory=list)
+    pictures: list[CameraPicture] = field(default_factory=list)
     came: list[float] = field(default_factory=list)
 
 
-def watch(
+def watch_devices(
     cameras: Mapping[str, Camera], gripper: Gripper | None, seconds: float = WATCHED
-) -> tuple[dict[str, Watched], list[float]]:
+) -> tuple[dict[str, SeenCamera], list[float]]:
     """Watches all cameras and the gripper at the same time.
 
     Returns:
@@ -52,7 +52,7 @@ def watch(
     while any(c.newest is None for c in cameras.values()) and time.monotonic() < end:
         time.sleep(LOOK_EVERY)
     # 2. Every picture and every measurement that is new.
-    seen = {name: Watched() for name in cameras}
+    seen = {name: SeenCamera() for name in cameras}
     last = {name: camera.newest for name, camera in cameras.items()}
     measured: list[float] = [] if gripper is None else [gripper.measured()[0]]
     end = time.monotonic() + seconds
@@ -69,7 +69,7 @@ def watch(
     return seen, measured
 
 
-def camera_report(camera: Camera, seen: Watched, max_age: float, least_hz: float) -> str:
+def camera_report(camera: Camera, seen: SeenCamera, max_age: float, least_hz: float) -> str:
     """How a camera did.
 
     Args:

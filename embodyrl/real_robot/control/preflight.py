@@ -15,7 +15,7 @@ from embodyrl import __version__
 from embodyrl.errors import UserError
 from embodyrl.real_robot.control import kinematics, limits
 from embodyrl.real_robot.control.actions import DeltaDecoder, action_space
-from embodyrl.real_robot.control.device_checks import camera_report, gripper_report, watch
+from embodyrl.real_robot.control.device_checks import camera_report, gripper_report, watch_devices
 from embodyrl.real_robot.control.executor import ExecutorConfig
 from embodyrl.real_robot.control.input_checks import AT_REST, state_problem
 from embodyrl.real_robot.control.messages import Array, RobotState, Target
@@ -133,7 +133,7 @@ def _devices(robot: Robot, looks: float) -> list[Check]:
         return []
     cameras = robot.cameras()
     gripper = robot.gripper()
-    seen, measured = watch(cameras, gripper)
+    seen, measured = watch_devices(cameras, gripper)
     age = robot.max_image_age()
     checks = [
         _check(

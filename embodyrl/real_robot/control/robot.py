@@ -12,7 +12,7 @@ from embodyrl.errors import UserError
 from embodyrl.real_robot.cameras.camera import Camera
 from embodyrl.real_robot.control.actions import DeltaDecoder
 from embodyrl.real_robot.control.messages import Command, RobotState
-from embodyrl.real_robot.grippers.gripper import Gripper
+from embodyrl.real_robot.grippers.interface import Gripper
 
 
 class NotReadyError(UserError):

@@ -29,7 +29,7 @@ class ModbusError(Exception):
     """What a device answered is of no use; the sentence says why."""
 
 
-def crc16(data: bytes) -> int:
+def modbus_crc(data: bytes) -> int:
     """CRC-16 with the polynomial 8005 (hex), from FFFF, least significant bit first."""
     crc = 0xFFFF
     for byte in data:
@@ -41,7 +41,7 @@ def crc16(data: bytes) -> int:
 
 def with_crc(data: bytes) -> bytes:
     """A message with its CRC."""
-    return data + struct.pack("<H", crc16(data))
+    return data + struct.pack("<H", modbus_crc(data))
 
 
 def read_request(device: int, first: int, count: int) -> bytes:
@@ -103,7 +103,7 @@ def _ask(port: SerialPort, request: bytes, size: int, seconds: float) -> bytes:
         answer += received
     if answer[1] & REFUSED:
         answer = answer[:5]
-    if len(answer) > size or crc16(answer[:-2]) != struct.unpack("<H", answer[-2:])[0]:
+    if len(answer) > size or modbus_crc(answer[:-2]) != struct.unpack("<H", answer[-2:])[0]:
         raise ModbusError("its answer was damaged on the way (the CRC is wrong): look at the cable")
     if answer[0] != request[0] or answer[1] & ~REFUSED != request[1]:
         raise ModbusError(

@@ -46,6 +46,8 @@ QUIET = 0.2
 """s of silence after a bad answer: one that comes late must not be taken for the next one."""
 GONE = 0.8
 """s without a good answer after which the gripper counts as lost."""
+HUNG = 3.0
+"""s without an attempt after which it counts as lost, too: less may be a stall of this computer."""
 AGAIN = 0.25
 """s between two attempts to open a port that is gone."""
 ACTIVATED_IN = 10.0
@@ -174,9 +176,9 @@ class Robotiq:
     def trouble(self) -> str:
         """See ``Gripper``."""
         silent = time.monotonic() - self._measured[0]
-        if silent > GONE:
-            why = f" ({self._said})" if self._said else ""
-            return f"{self.name} did not answer for {silent:.1f} s{why}"
+        if silent > (GONE if self._said else HUNG):
+            why = self._said or "it was not asked: this computer is too busy"
+            return f"{self.name} did not answer for {silent:.1f} s ({why})"
         return f"{self.name}: {self._fault}" if self._fault else ""
 
     def move(self, width: float) -> None:

@@ -17,13 +17,13 @@ import numpy as np
 from embodyrl.errors import MissingDependencyError, UserError
 from embodyrl.functional.pictures import Image
 from embodyrl.real_robot.cameras.camera import Camera
-from embodyrl.real_robot.cameras.config import open_camera
+from embodyrl.real_robot.cameras.open_camera import open_camera
 from embodyrl.real_robot.control.actions import ActionSpace, DeltaDecoder, proprio
 from embodyrl.real_robot.control.input_checks import AT_REST, age_problem
 from embodyrl.real_robot.control.messages import Command, RobotState
 from embodyrl.real_robot.control.robot import NotReadyError
 from embodyrl.real_robot.control.safety_config import SafetyConfig
-from embodyrl.real_robot.grippers.gripper import Gripper
+from embodyrl.real_robot.grippers.interface import Gripper
 from embodyrl.real_robot.grippers.robotiq import Robotiq, RobotiqGripper
 from embodyrl.real_robot.libfranka.config import Franka
 from embodyrl.real_robot.libfranka.hand import FrankaHand

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from embodyrl.functional.pictures import Image
-from embodyrl.real_robot.cameras.camera import Picture
+from embodyrl.real_robot.cameras.camera import CameraPicture
 
 
 class TopicCamera:
@@ -24,14 +24,14 @@ class TopicCamera:
     def __init__(self, name: str, images: Mapping[str, tuple[float, Image]]) -> None:
         self.name = name
         self._images = images
-        self._last: Picture | None = None
+        self._last: CameraPicture | None = None
 
     @property
-    def newest(self) -> Picture | None:
+    def newest(self) -> CameraPicture | None:
         """See ``Camera``; the same object as long as no new image came."""
         found = self._images.get(self.name)
         if found is not None and (self._last is None or found[1] is not self._last.image):
-            self._last = Picture(*found)
+            self._last = CameraPicture(*found)
         return self._last
 
     def close(self) -> None:

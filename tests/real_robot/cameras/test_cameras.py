@@ -12,17 +12,21 @@ import numpy as np
 import pytest
 
 from embodyrl.errors import MissingDependencyError, UserError
-from embodyrl.real_robot.cameras.camera import Camera, Picture, SourceCamera, fit_depth
+from embodyrl.real_robot.cameras.camera import Camera, CameraPicture, SourceCamera, fit_depth
 from embodyrl.real_robot.cameras.config import (
     OpenCVCamera,
     RealSenseCamera,
     UvcCamera,
     camera_config,
-    open_camera,
 )
+from embodyrl.real_robot.cameras.open_camera import open_camera
 from embodyrl.real_robot.cameras.opencv import find_uvc, open_uvc
-from embodyrl.real_robot.control.device_checks import camera_report, watch
+from embodyrl.real_robot.control.device_checks import camera_report, watch_devices
+from embodyrl.real_robot.control.preflight import robot_checks
+from embodyrl.real_robot.control.safety_config import SafetyConfig
 from embodyrl.real_robot.libfranka.config import load_arm
+from embodyrl.real_robot.twin.mujoco_twin import BOX, MujocoTwin
+from embodyrl.sims.mujoco.env import MujocoConfig
 
 
 def film(file: Path, left: tuple[int, int, int], right: tuple[int, int, int]) -> str:
@@ -193,7 +197,7 @@ class Drawn:
     def _draw(self) -> np.ndarray:
         return self._random.integers(0, self.level, (24, 24, 3)).astype(np.uint8)
 
-    def read(self) -> Picture | None:
+    def read(self) -> CameraPicture | None:
         if self.fails:
             raise RuntimeError(self.fails)
         time.sleep(1.0 / self.hz)
@@ -201,7 +205,7 @@ class Drawn:
             self._image = self._draw()
         delay = self.jumps.pop() if self.jumps else self.delay
         depth = None if self.depth is None else np.full((24, 24), self.depth, np.uint16)
-        return Picture(time.monotonic() - delay, self._image.copy(), depth)
+        return CameraPicture(time.monotonic() - delay, self._image.copy(), depth)
 
     def close(self) -> None:
         return
@@ -210,7 +214,7 @@ class Drawn:
 def reported(source: Drawn, fps: float = 0.0, noisy: bool = True, least: float = 10.0) -> str:
     camera = SourceCamera("front", source, (24, 24), fps, noisy)
     try:
-        seen, _ = watch({"front": camera}, None)
+        seen, _ = watch_devices({"front": camera}, None)
         return camera_report(camera, seen["front"], 0.3, least)
     finally:
         camera.close()
@@ -245,3 +249,37 @@ def test_pre_flight_refuses_in_words(source: Drawn, options: dict[str, Any], tol
 
 def test_a_drawn_picture_may_repeat() -> None:
     assert "pictures/s" in reported(Drawn(frozen=True), noisy=False)
+
+
+class WatchedTwin(MujocoTwin):
+    """The twin, with a camera and a gripper that are watched as those of a real arm."""
+
+    camera: Camera
+
+    def cameras(self) -> dict[str, Camera]:
+        return {"front": self.camera}
+
+    def max_image_age(self) -> float:
+        return 0.3
+
+    def gripper(self) -> None:
+        return None
+
+
+def test_the_table_has_a_line_for_each_camera_and_ends_at_one_that_fails() -> None:
+    twin = WatchedTwin(MujocoConfig(task="reach", image_size=32, renderer="opengl"))
+    twin.begin(0)
+    metadata = {
+        "env": "mujoco", "control_mode": "ee_delta_pos", "cameras": {"front": [32, 32]},
+        "proprio_dim": 7,
+    }  # fmt: skip
+    safety = SafetyConfig(BOX["box_low"], BOX["box_high"], robot="panda", max_force=None)
+    found = {}
+    for source, looks in ((Drawn(), 10.0), (Drawn(hz=12.0), 30.0)):
+        twin.camera = SourceCamera("front", source, (24, 24), 0.0, True)
+        checks = robot_checks(twin, metadata, safety, 30.0, looks)
+        found = {check.name: check.ok for check in checks}
+        assert found["camera front"] == (looks == 10.0), checks
+        assert ("cameras and proprio" in found) == (looks == 10.0)
+        twin.camera.close()
+    twin.close()

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from embodyrl.errors import MissingDependencyError, UserError
-from embodyrl.real_robot.cameras.camera import Picture, SourceCamera
-from embodyrl.real_robot.cameras.config import RealSenseCamera, camera_config, open_camera
+from embodyrl.real_robot.cameras.camera import CameraPicture, SourceCamera
+from embodyrl.real_robot.cameras.config import RealSenseCamera, camera_config
+from embodyrl.real_robot.cameras.open_camera import open_camera
 from embodyrl.real_robot.cameras.realsense import RealSenseSource, librealsense
-from embodyrl.real_robot.control.device_checks import camera_report, watch
+from embodyrl.real_robot.control.device_checks import camera_report, watch_devices
 
 try:
     librealsense()
@@ -43,7 +44,7 @@ def camera(device) -> Iterator[SourceCamera]:
     camera.close()
 
 
-def first(camera) -> Picture:
+def first(camera) -> CameraPicture:
     end = time.monotonic() + 30.0
     while camera.newest is None:
         assert time.monotonic() < end
@@ -52,7 +53,7 @@ def first(camera) -> Picture:
 
 
 def report(camera, least_hz: float = 1.0) -> str:
-    return camera_report(camera, watch({"wrist": camera}, None)[0]["wrist"], 0.5, least_hz)
+    return camera_report(camera, watch_devices({"wrist": camera}, None)[0]["wrist"], 0.5, least_hz)
 
 
 @needs_sdk
@@ -118,7 +119,9 @@ def test_steps_of_a_tenth_of_a_millimetre(tmp_path: Path) -> None:
     device = RealSenseDevice(units=1e-4)
     device.wall = 6.0
     device.start()
-    camera = SourceCamera("w", RealSenseSource(device.frames, lambda: None, True), SIZE, 30, True)
+    camera = SourceCamera(
+        "w", RealSenseSource(device.frames, lambda: None, depth=True), SIZE, 30, True
+    )
     depth = first(camera).depth
     assert depth is not None and {500, 6000} <= set(np.unique(depth)) <= {0, 500, 6000}
     camera.close()

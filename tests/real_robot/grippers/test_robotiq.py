@@ -15,7 +15,7 @@ from robotiq_device import CLOSED, OPEN, RobotiqDevice, crc
 
 from embodyrl.errors import UserError
 from embodyrl.real_robot.control import kinematics
-from embodyrl.real_robot.control.device_checks import gripper_report, watch
+from embodyrl.real_robot.control.device_checks import gripper_report, watch_devices
 from embodyrl.real_robot.control.limits import MAX_WIDTH
 from embodyrl.real_robot.control.messages import Mode, RobotState, Target
 from embodyrl.real_robot.control.safety import SafetyFilter
@@ -216,14 +216,14 @@ def test_it_stops_the_arm(device: RobotiqDevice, gripper: Robotiq) -> None:
 
 
 def test_pre_flight_measures_its_rate(device: RobotiqDevice, gripper: Robotiq) -> None:
-    assert "measurements/s" in gripper_report(gripper, watch({}, gripper)[1])
+    assert "measurements/s" in gripper_report(gripper, watch_devices({}, gripper)[1])
     device.noise, device.every = "late", 2
     with pytest.raises(UserError, match="times in a second, and 10 are needed"):
-        gripper_report(gripper, watch({}, gripper)[1])
+        gripper_report(gripper, watch_devices({}, gripper)[1])
     device.every = 1
     time.sleep(GONE + 0.3)
     with pytest.raises(UserError, match="cannot be trusted"):
-        gripper_report(gripper, watch({}, gripper)[1])
+        gripper_report(gripper, watch_devices({}, gripper)[1])
 
 
 def test_the_robots_file_chooses_it(tmp_path: Path) -> None:

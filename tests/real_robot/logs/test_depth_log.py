@@ -21,6 +21,7 @@ from embodyrl.real_robot.control.safety_config import SafetyConfig
 from embodyrl.real_robot.control.ticker import drive
 from embodyrl.real_robot.logs.export import export_logs
 from embodyrl.real_robot.logs.mcap_log import RunLog, read
+from embodyrl.real_robot.record.episode_logs import episode_bytes
 from embodyrl.real_robot.ros import fields
 from embodyrl.real_robot.twin.mujoco_twin import BOX, MujocoTwin
 from embodyrl.sims.mujoco.env import MujocoConfig
@@ -153,3 +154,9 @@ def test_what_is_no_depth_map_is_refused(change: dict[str, Any], told: str) -> N
     assert fields.depth_map(message).shape == (32, 32)
     with pytest.raises(UserError, match=told):
         fields.depth_map({**message, **change})
+
+
+def test_depth_counts_for_the_room_on_the_disk() -> None:
+    sizes = {"front": (32, 32), "wrist": (16, 16)}
+    plain = episode_bytes(sizes, 10.0, 1.0, 0.01)
+    assert episode_bytes(sizes, 10.0, 1.0, 0.01, ["wrist"]) - plain == 10 * 2 * 16 * 16
