@@ -122,9 +122,12 @@ def camera_config(section: str, given: Any) -> CameraConfig:
     kind = str(given.get("kind", ""))
     if kind not in KINDS:
         raise UserError(f"{section} has no kind {kind!r}. {did_you_mean(kind, list(KINDS))}")
-    # Numbers and serial numbers may be written without quotes.
-    texts = ("source", "serial")
-    rest = {k: str(v) if k in texts else v for k, v in given.items() if k != "kind"}
+    # A camera's number, or its serial number, may be written without quotes.
+    rest = {
+        key: str(value) if key in ("source", "serial") and type(value) is int else value
+        for key, value in given.items()
+        if key != "kind"
+    }
     try:
         return build_section(section, KINDS[kind], rest)
     except UserError as error:

@@ -133,6 +133,8 @@ def _devices(robot: Robot, looks: float) -> list[Check]:
         return []
     cameras = robot.cameras()
     gripper = robot.gripper()
+    if not cameras and gripper is None:
+        return []
     seen, measured = watch_devices(cameras, gripper)
     age = robot.max_image_age()
     checks = [
