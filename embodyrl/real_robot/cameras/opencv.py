@@ -71,7 +71,8 @@ class OpenCVSource:
         # 2. A driver takes the nearest that it can do, and does not say so.
         for key, (prop, value) in asked.items():
             got = self._capture.get(prop)
-            if abs(got - value) > 0.01 * value:
+            # Rates are measured, a format is a code of four letters.
+            if abs(got - value) > (0.0 if key == "fourcc" else 0.01 * value):
                 said = _letters(int(got)) if key == "fourcc" else f"{got:g}"
                 raise UserError(
                     f"Camera {name} was asked for {key} {getattr(config, key)}, and gives {said}. "

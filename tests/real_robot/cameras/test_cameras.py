@@ -85,6 +85,7 @@ def test_half_of_a_picture_that_two_eyes_share(tmp_path: Path, crop: str, channe
         ("width", 640, "asked for width 640, and gives 128"),
         ("fps", 60, "asked for fps 60, and gives 25"),
         ("fourcc", "YUYV", "asked for fourcc YUYV, and gives MJPG"),
+        ("fourcc", "NJPG", "asked for fourcc NJPG, and gives MJPG"),
     ],
 )
 def test_what_a_camera_cannot_do_is_said(tmp_path: Path, key: str, value: Any, told: str) -> None:
