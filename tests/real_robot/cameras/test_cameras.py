@@ -233,7 +233,7 @@ def test_pre_flight_says_rate_age_and_jitter() -> None:
     [
         (Drawn(hz=12.0), {"fps": 30.0}, "1. pictures/s came, of the 30 that it was asked for"),
         (Drawn(hz=8.0), {"least": 20.0}, "pictures/s came, and 20 are needed"),
-        (Drawn(hz=4.0), {"least": 1.0}, r"ms old before the next one comes.*300 .max_image_age"),
+        (Drawn(hz=2.5), {"least": 1.0}, r"ms old before the next one comes.*300 .max_image_age"),
         (Drawn(delay=0.5), {}, "max_image_age"),
         (Drawn(delay=-0.2), {}, r"stamped \d{3} ms in the future"),
         (Drawn(jumps=[-0.01, 0.1] * 200), {}, "go backwards"),
