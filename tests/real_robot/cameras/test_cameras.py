@@ -23,8 +23,12 @@ from embodyrl.real_robot.cameras.open_camera import open_camera
 from embodyrl.real_robot.cameras.opencv import find_uvc, open_uvc
 from embodyrl.real_robot.control.device_checks import camera_report, watch_devices
 from embodyrl.real_robot.control.preflight import robot_checks
+from embodyrl.real_robot.control.robot import HasDevices
 from embodyrl.real_robot.control.safety_config import SafetyConfig
 from embodyrl.real_robot.libfranka.config import load_arm
+from embodyrl.real_robot.libfranka.robot import LibfrankaRobot
+from embodyrl.real_robot.ros.robot import RosRobot
+from embodyrl.real_robot.ros.topic_camera import TopicCamera
 from embodyrl.real_robot.twin.mujoco_twin import BOX, MujocoTwin
 from embodyrl.sims.mujoco.env import MujocoConfig
 
@@ -284,3 +288,16 @@ def test_the_table_has_a_line_for_each_camera_and_ends_at_one_that_fails() -> No
         assert ("cameras and proprio" in found) == (looks == 10.0)
         twin.camera.close()
     twin.close()
+
+
+def test_topics_and_libfranka_are_watched_and_simulated_time_is_not() -> None:
+    assert issubclass(RosRobot, HasDevices) and issubclass(LibfrankaRobot, HasDevices)
+    assert not issubclass(MujocoTwin, HasDevices)
+    images: dict[str, tuple[float, np.ndarray]] = {}
+    camera: Camera = TopicCamera("front", images)
+    assert camera.newest is None
+    images["front"] = (1.0, np.zeros((4, 4, 3), np.uint8))
+    first = camera.newest
+    assert first is not None and first.stamp == 1.0 and camera.newest is first
+    images["front"] = (1.5, np.zeros((4, 4, 3), np.uint8))  # equal, but another picture
+    assert camera.newest is not None and camera.newest is not first
