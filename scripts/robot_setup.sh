@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Makes the environments of the robot's tests. `make test-robot` calls it.
 #
-#   .venv-ros/     ROS 2's Python packages (third-party builds) and libfranka's, on top of .venv/
+#   .venv-ros/     ROS 2's Python packages (third-party builds), libfranka's and librealsense's, on top of .venv/
 #   .venv-franka/  franka-sim, which needs an older numpy and mujoco, with an FR3 model
 #
 # All packages are checked by hash. They stay apart from .venv/ because they run code whenever a
 # Python of their environment starts. As root on Debian the script also installs ROS 1, whose rospy
-# belongs to the system's own Python. Elsewhere the tests of ROS 1 are skipped.
+# belongs to the system's own Python, and libusb, without which librealsense does not load. Elsewhere
+# the tests of ROS 1 and of RealSense are skipped.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 readonly UV=$1
@@ -40,5 +41,13 @@ if ! /usr/bin/python3 -c 'import rospy' 2>/dev/null; then
     else
         echo "No rospy here, so ROS 1 is not tested." \
             "On Debian: apt-get install --no-install-recommends ${ROS1[*]}"
+    fi
+fi
+if ! ldconfig -p | grep -q 'libusb-1.0.so.0'; then
+    if [ "$(id -u)" = 0 ] && apt-cache show libusb-1.0-0 >/dev/null 2>&1; then
+        DEBIAN_FRONTEND=noninteractive \
+            apt-get install -y -qq --no-install-recommends libusb-1.0-0 >/dev/null
+    else
+        echo "No libusb here, so RealSense is not tested. On Debian: apt-get install libusb-1.0-0"
     fi
 fi

@@ -15,7 +15,8 @@ from embodyrl.errors import UserError
 from embodyrl.storage.atomic_files import replacing, write_json
 from embodyrl.storage.plain_data import ANYTHING, read_json
 
-IMAGE = "image/"
+PREFIXES = {"images": "image/", "depth": "depth/"}
+"""Attribute of a recording that has an array for each camera -> what their names begin with."""
 
 
 def parts_folder(path: str | Path) -> Path:
@@ -54,8 +55,13 @@ class EpisodeParts:
 
     def add(self, recording: Recording) -> None:
         """Keeps one more episode."""
-        arrays = {IMAGE + name: frames for name, frames in recording.images.items()}
-        plain = {k: v for k, v in vars(recording).items() if k != "images" and v is not None}
+        arrays = {
+            prefix + name: frames
+            for what, prefix in PREFIXES.items()
+            for name, frames in getattr(recording, what).items()
+        }
+        values = vars(recording).items()
+        plain = {k: v for k, v in values if k not in PREFIXES and v is not None}
         file = self._file(len(self))
         with replacing(file) as unfinished, unfinished.open("wb") as stream:
             np.savez_compressed(stream, allow_pickle=False, **arrays, **plain)
@@ -97,9 +103,12 @@ def keep_settings(folder: Path, settings: Mapping[str, Any], *, begun: bool) -> 
 
 def _load(path: Path) -> Recording:
     with np.load(path, allow_pickle=False) as file:
-        images = {k.removeprefix(IMAGE): file[k] for k in file.files if k.startswith(IMAGE)}
-        plain = {k: file[k] for k in file.files if not k.startswith(IMAGE)}
-    return Recording(images, **{k: v if v.ndim else v.item() for k, v in plain.items()})
+        of_cameras = {
+            what: {k.removeprefix(start): file[k] for k in file.files if k.startswith(start)}
+            for what, start in PREFIXES.items()
+        }
+        plain = {k: file[k] for k in file.files if not k.startswith(tuple(PREFIXES.values()))}
+    return Recording(**of_cameras, **{k: v if v.ndim else v.item() for k, v in plain.items()})
 
 
 def _is_whole(path: Path) -> bool:

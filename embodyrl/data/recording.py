@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -29,6 +29,7 @@ class Recording:
             never.
         privileged: (T, S) float32, the simulator's state; None if there is none. No policy may see
             it.
+        depth: camera -> (T, h, w) uint16 mm, 0 where nothing was measured; of cameras that have it.
     """
 
     images: dict[str, np.ndarray]
@@ -43,6 +44,7 @@ class Recording:
     human: np.ndarray | None = None
     recovery: np.ndarray | None = None
     privileged: np.ndarray | None = None
+    depth: dict[str, np.ndarray] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.actions)

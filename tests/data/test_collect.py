@@ -206,6 +206,7 @@ def test_a_recording_is_kept_as_it_was(tmp_path):
     recording = next(record_episodes(env, ScriptedExpert(env), 1))
     env.close()
     recording.images = {"a/b": np.arange(len(recording) * 12, dtype=np.uint8).reshape(-1, 2, 2, 3)}
+    recording.depth = {"a/b": np.arange(len(recording) * 4, dtype=np.uint16).reshape(-1, 2, 2)}
     EpisodeParts(tmp_path / "x", {"seed": (0,)}).add(recording)
     parts = EpisodeParts(tmp_path / "x", {"seed": [0]})
     (again,) = parts
@@ -214,6 +215,8 @@ def test_a_recording_is_kept_as_it_was(tmp_path):
         all(np.array_equal(again.images[k], v) for k, v in recording.images.items())
         and again.task == "reach"
     )
+    assert again.depth.keys() == {"a/b"} and again.depth["a/b"].dtype == np.uint16
+    assert np.array_equal(again.depth["a/b"], recording.depth["a/b"])
     assert (
         np.array_equal(again.actions, recording.actions)
         and again.instruction == recording.instruction

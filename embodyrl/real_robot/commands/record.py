@@ -19,6 +19,7 @@ from embodyrl.real_robot.control.episode import RobotEpisode
 from embodyrl.real_robot.control.executor import Executor, ExecutorConfig
 from embodyrl.real_robot.control.inference import Answer, Inference, Request
 from embodyrl.real_robot.control.preflight import print_checks, robot_checks
+from embodyrl.real_robot.control.robot import HasDevices
 from embodyrl.real_robot.control.safety import SafetyFilter
 from embodyrl.real_robot.control.ticker import INTERRUPTED, drive
 from embodyrl.real_robot.logs.export import export_logs
@@ -100,7 +101,10 @@ class _Session:
         """Bytes of an episode that takes all its time."""
         frames = self.seconds * self.rate
         tick = self.connected.safety.tick
-        return episode_bytes(self.spec.cameras, frames, self.seconds, tick)
+        robot = self.connected.robot
+        cameras = robot.cameras() if isinstance(robot, HasDevices) else {}
+        depth = [name for name, camera in cameras.items() if camera.has_depth]
+        return episode_bytes(self.spec.cameras, frames, self.seconds, tick, depth)
 
     @property
     def expected(self) -> float:
@@ -218,7 +222,7 @@ def _require_checks(session: _Session) -> None:
     """
     connected = session.connected
     checks = robot_checks(
-        connected.robot, session.settings["policy"], connected.safety, session.rate
+        connected.robot, session.settings["policy"], connected.safety, session.rate, session.rate
     )
     print_checks(checks)
     if not all(check.ok for check in checks):

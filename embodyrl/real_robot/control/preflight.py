@@ -15,10 +15,11 @@ from embodyrl import __version__
 from embodyrl.errors import UserError
 from embodyrl.real_robot.control import kinematics, limits
 from embodyrl.real_robot.control.actions import DeltaDecoder, action_space
+from embodyrl.real_robot.control.device_checks import camera_report, gripper_report, watch_devices
 from embodyrl.real_robot.control.executor import ExecutorConfig
 from embodyrl.real_robot.control.input_checks import AT_REST, state_problem
 from embodyrl.real_robot.control.messages import Array, RobotState, Target
-from embodyrl.real_robot.control.robot import Robot
+from embodyrl.real_robot.control.robot import HasDevices, Robot, policy_sees
 from embodyrl.real_robot.control.safety import SafetyFilter
 from embodyrl.real_robot.control.safety_config import SafetyConfig
 from embodyrl.real_robot.control.tracking import Tracker
@@ -65,7 +66,9 @@ def preflight(
     rate = execution.control_hz
     checks = [_check("action space", lambda: _actions(metadata, rate))]
     if checks[0].ok:
-        checks += robot_checks(robot, metadata, safety, rate)
+        # The policy looks once for each chunk.
+        looks = rate / execution.asks_after
+        checks += robot_checks(robot, metadata, safety, rate, looks)
     if not all(c.ok for c in checks):
         return checks
     # How long the policy takes. Every trial is the first request of an episode, so what watches the
@@ -76,7 +79,12 @@ def preflight(
         _check(
             "policy",
             lambda: _latency(
-                infer, robot.observe(decoder) | {"step": 0}, execution, metadata, trials, charged
+                infer,
+                policy_sees(robot.observe(decoder)) | {"step": 0},
+                execution,
+                metadata,
+                trials,
+                charged,
             ),
         )
     )
@@ -84,7 +92,7 @@ def preflight(
 
 
 def robot_checks(
-    robot: Robot, metadata: Mapping[str, Any], safety: SafetyConfig, rate: float
+    robot: Robot, metadata: Mapping[str, Any], safety: SafetyConfig, rate: float, looks: float
 ) -> list[Check]:
     """The part of ``preflight`` that needs no policy: the robot, its cameras, and the stop.
 
@@ -94,6 +102,7 @@ def robot_checks(
             and proprio.
         safety: settings of the safety filter.
         rate: actions per second.
+        looks: observations per second, each of which should have a new picture.
     """
     state = robot.state()
     checks = [
@@ -107,12 +116,41 @@ def robot_checks(
         return checks
     # The safety filter, in a simulation.
     checks.append(_check("emergency stop", lambda: _stop(safety, state.q)))
+    # The devices beside the arm.
+    checks += _devices(robot, looks)
+    if not all(c.ok for c in checks):
+        return checks
     # What the policy sees.
     decoder = DeltaDecoder(action_space(metadata), rate, safety.box_low, safety.box_high)
     decoder.start(state.stamp, state)
     checks.append(
-        _check("cameras and proprio", lambda: _observation(robot.observe(decoder), metadata))
+        _check(
+            "cameras and proprio",
+            lambda: _observation(policy_sees(robot.observe(decoder)), metadata),
+        )
     )
+    return checks
+
+
+def _devices(robot: Robot, looks: float) -> list[Check]:
+    """A line for each camera, and one for the gripper, where they run in real time."""
+    if not isinstance(robot, HasDevices):
+        return []
+    cameras = robot.cameras()
+    gripper = robot.gripper()
+    if not cameras and gripper is None:
+        return []
+    seen, measured = watch_devices(cameras, gripper)
+    age = robot.max_image_age()
+    checks = [
+        _check(
+            f"camera {name}",
+            lambda camera=camera, name=name: camera_report(camera, seen[name], age, looks),
+        )
+        for name, camera in cameras.items()
+    ]
+    if gripper is not None:
+        checks.append(_check("gripper", lambda: gripper_report(gripper, measured)))
     return checks
 
 

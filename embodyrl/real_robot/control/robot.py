@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embodyrl.errors import UserError
+from embodyrl.real_robot.cameras.camera import Camera
 from embodyrl.real_robot.control.actions import DeltaDecoder
 from embodyrl.real_robot.control.messages import Command, RobotState
+from embodyrl.real_robot.grippers.interface import Gripper
 
 
 class NotReadyError(UserError):
@@ -31,7 +34,9 @@ class Robot(Protocol):
         """What the policy sees now.
 
         Returns:
-            ``images``, ``proprio`` and ``prompt``; see ``policy_link.server.check_observation``.
+            ``images``, ``proprio`` and ``prompt``; see ``policy_link.server.check_observation``. A
+            robot whose cameras measure depth adds ``depth``: camera -> (h, w) uint16 mm. It is for
+            the log; no policy is shown it (``policy_sees``).
 
         Raises:
             NotReadyError: there is no fresh image.
@@ -52,4 +57,26 @@ class Robot(Protocol):
 
     def close(self) -> None:
         """Disconnects from the robot."""
+        ...
+
+
+def policy_sees(seen: dict[str, Any]) -> dict[str, Any]:
+    """What the policy is shown of an observation: all but the depth, which only the log holds."""
+    return {key: value for key, value in seen.items() if key != "depth"}
+
+
+@runtime_checkable
+class HasDevices(Protocol):
+    """A robot whose cameras and gripper run in real time, so that their rates can be measured."""
+
+    def cameras(self) -> Mapping[str, Camera]:
+        """The policy's cameras by name; their pictures have the policy's size."""
+        ...
+
+    def max_image_age(self) -> float:
+        """s, age of the oldest picture that the policy may see."""
+        ...
+
+    def gripper(self) -> Gripper | None:
+        """The gripper; None where there is none, or it comes with the arm's states."""
         ...

@@ -19,7 +19,7 @@ from embodyrl.real_robot.control.limit_monitor import LimitMonitor
 from embodyrl.real_robot.control.messages import Command, Mode, RobotState, Target
 from embodyrl.real_robot.control.operator import HOLDS, LABELS, WISHES, Operator
 from embodyrl.real_robot.control.rewind import Trail
-from embodyrl.real_robot.control.robot import NotReadyError, Robot
+from embodyrl.real_robot.control.robot import NotReadyError, Robot, policy_sees
 from embodyrl.real_robot.control.safety import CONTACT_REASONS, Event, SafetyFilter
 from embodyrl.real_robot.logs.mcap_log import RunLog
 
@@ -245,7 +245,7 @@ class _Ticker:
     # ---- The targets of the policy, of the person, and of the way back.
 
     def _wait_for_first_chunk(self, now: float) -> None:
-        if self.executor.ready(now, self._observe):
+        if self.executor.ready(now, self._request):
             self.phase = _Phase.POLICY
             self._helped = False
             self.guard.run(now)
@@ -255,7 +255,7 @@ class _Ticker:
             self._end(why, EndedBy.FAULT)
 
     def _policy_target(self, now: float, state: RobotState) -> Target:
-        action = self.executor.tick(now, self._observe)
+        action = self.executor.tick(now, self._request)
         if self._no_observation:
             self.guard.hold(now, f"stale: {self._no_observation}")
         if asks := self.executor.asks:
@@ -301,6 +301,11 @@ class _Ticker:
             back = self.phase == _Phase.BACK
             self.log.action(now, np.clip(action, -1.0, 1.0), human, seen, recovery=back)
         self.decoder.act(now, action, state)
+
+    def _request(self) -> dict[str, Any] | None:
+        """What the policy is asked with now; None if an image is missing."""
+        seen = self._observe()
+        return None if seen is None else policy_sees(seen)
 
     def _observe(self) -> dict[str, Any] | None:
         """What the policy sees now; None, with the reason noted, if an image is missing."""

@@ -16,13 +16,17 @@ import numpy as np
 
 from embodyrl.errors import MissingDependencyError, UserError
 from embodyrl.functional.pictures import Image
+from embodyrl.real_robot.cameras.camera import Camera
+from embodyrl.real_robot.cameras.open_camera import open_camera
 from embodyrl.real_robot.control.actions import ActionSpace, DeltaDecoder, proprio
 from embodyrl.real_robot.control.input_checks import AT_REST, age_problem
 from embodyrl.real_robot.control.messages import Command, RobotState
 from embodyrl.real_robot.control.robot import NotReadyError
 from embodyrl.real_robot.control.safety_config import SafetyConfig
-from embodyrl.real_robot.libfranka.camera import Camera
+from embodyrl.real_robot.grippers.interface import Gripper
+from embodyrl.real_robot.grippers.robotiq import Robotiq, RobotiqGripper
 from embodyrl.real_robot.libfranka.config import Franka
+from embodyrl.real_robot.libfranka.hand import FrankaHand
 from embodyrl.real_robot.libfranka.process_link import Link, pair
 from embodyrl.real_robot.parsing import number, numbers, text
 
@@ -46,7 +50,7 @@ class LibfrankaRobot:
 
     Raises:
         MissingDependencyError: there is no ``pylibfranka``.
-        UserError: the robot or a camera cannot be reached.
+        UserError: the robot, its gripper or a camera cannot be reached.
     """
 
     def __init__(
@@ -76,23 +80,24 @@ class LibfrankaRobot:
         # What the processes last reported.
         self._state: RobotState | None = None
         self._state_sent = -np.inf  # when, by this computer's clock
-        self._width = 0.0
         self._homing = False
         self._trouble = ""
         self.success_rate = 1.0
         self._now = 0.0
         self._commanded_width = -1.0
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._gripper: Link | None = None
+        self._gripper: Gripper | None = None
         self._cameras: dict[str, Camera] = {}
         try:
             flags = (safety.robot, arm.realtime, safety.recover_reflex)
             self._link = self._start("control_process", arm.address, *flags)
-            if arm.gripper:
-                grip = (arm.gripper_speed, arm.gripper_force)
-                self._gripper = self._start("gripper_process", arm.address, *grip)
+            grip = (arm.gripper_speed, arm.gripper_force)
+            if isinstance(arm.gripper, RobotiqGripper):
+                self._gripper = Robotiq(arm.gripper, *grip)
+            elif arm.gripper:
+                self._gripper = FrankaHand(self._start("gripper_process", arm.address, *grip))
             for name, size in cameras.items():
-                self._cameras[name] = Camera(name, arm.cameras[name], size)
+                self._cameras[name] = open_camera(name, arm.cameras[name], size)
             self._wait(lambda: self._state is not None, seconds, f"nothing came from {arm.address}")
         except BaseException:
             self.close()
@@ -120,29 +125,27 @@ class LibfrankaRobot:
         while not holds():
             self._link.wait(0.02)
             self._hear()
-            if self._trouble:
-                raise UserError(f"The robot cannot be used: {self._trouble}.")
+            if trouble := self._all_trouble():
+                raise UserError(f"The robot cannot be used: {trouble}.")
             if time.monotonic() > end:
                 raise UserError(f"The robot cannot be used: {what} within {seconds:.0f} s.")
 
     def _hear(self) -> None:
-        """Takes in what the processes have reported since the last call.
+        """Takes in what the control process has reported since the last call.
 
         A message that is not understood is trouble, and so is a link that is closed.
         """
-        links = [link for link in (self._link, self._gripper) if link is not None]
-        for link in links:
-            for word, *rest in link.heard():
-                try:
-                    self._take_in(word, rest)
-                except Exception as error:
-                    link.fail(f"a message {word!a:.20} is not understood ({error})")
-            self._trouble = self._trouble or link.trouble
+        for word, *rest in self._link.heard():
+            try:
+                self._take_in(word, rest)
+            except Exception as error:
+                self._link.fail(f"a message {word!a:.20} is not understood ({error})")
+        self._trouble = self._trouble or self._link.trouble
         if self._link.closed:
             self._trouble = self._trouble or "the control process ended"
 
     def _take_in(self, word: str, rest: list[Any]) -> None:
-        """Takes in one message of the control process or of the gripper's.
+        """Takes in one message of the control process.
 
         Raises:
             ValueError, TypeError: its values are not what they should be.
@@ -151,9 +154,6 @@ class LibfrankaRobot:
             self._trouble = (
                 self._trouble or text(rest[0], "the trouble", 4096) or "a process failed"
             )
-        elif word == "width":
-            (width,) = rest
-            self._width = number(width, -1.0, 1.0, "the width")
         elif word == "state":
             t, sent, q, dq, force, hand, reflex, rate, homing = rest
             t = number(t, 0.0, 1e12, "the time")
@@ -168,8 +168,8 @@ class LibfrankaRobot:
             self._state_sent = sent
             self._now = max(self._now, t)
             # Without Franka's hand the robot's end effector is another point than ours.
-            hand = hand if self._arm.gripper else None
-            self._state = RobotState(t, q, dq, self._width, force, reflex, hand=hand)
+            hand = hand if self._arm.gripper is True else None
+            self._state = RobotState(t, q, dq, 0.0, force, reflex, hand=hand)
 
     def begin(self, init: int, seconds: float = 30.0) -> None:
         """Moves the arm to its home posture, if it has one; a person arranges the scene.
@@ -230,7 +230,13 @@ class LibfrankaRobot:
         self._hear()
         state = self._state
         assert state is not None
-        return replace(state, width=self._width, trouble=self._trouble)
+        width = 0.0 if self._gripper is None else self._gripper.measured()[1]
+        return replace(state, width=width, trouble=self._all_trouble())
+
+    def _all_trouble(self) -> str:
+        """What is wrong with the arm, or with its gripper; empty while all is well."""
+        # A gripper that answers again is trusted again, once a person has cleared the fault.
+        return self._trouble or ("" if self._gripper is None else self._gripper.trouble())
 
     def send(self, command: Command) -> None:
         """See ``Robot``."""
@@ -238,28 +244,47 @@ class LibfrankaRobot:
         self._link.say("command", command.stamp + self._tick, self._tick, *motion)
         # The gripper is told only when its width changes.
         if self._gripper is not None and command.width != self._commanded_width:
-            self._gripper.say("width", command.width)
+            self._gripper.move(command.width)
             self._commanded_width = command.width
 
     def observe(self, decoder: DeltaDecoder) -> dict[str, Any]:
         """See ``Robot``."""
         now = time.monotonic()
         images = {}
+        depth = {}
         for name, camera in self._cameras.items():
-            came, image = camera.newest
+            picture = camera.newest
+            stamp = -np.inf if picture is None else picture.stamp
             what = f"picture of camera {name}"
-            if wrong := age_problem(what, came, now, self._arm.max_image_age):
+            if wrong := age_problem(what, stamp, now, self._arm.max_image_age):
                 raise NotReadyError(wrong)
-            images[name] = image
+            assert picture is not None
+            images[name] = picture.image
+            if picture.depth is not None:
+                depth[name] = picture.depth
         return {
             "images": images,
+            **({"depth": depth} if depth else {}),
             "proprio": proprio(self._space, self.state(), decoder),
             "prompt": self._prompt,
         }
 
     def pictures(self) -> dict[str, Image]:
         """See ``Robot``."""
-        return {name: c.newest[1] for name, c in self._cameras.items() if c.newest[1] is not None}
+        newest = {name: camera.newest for name, camera in self._cameras.items()}
+        return {name: picture.image for name, picture in newest.items() if picture is not None}
+
+    def cameras(self) -> Mapping[str, Camera]:
+        """See ``HasDevices``."""
+        return self._cameras
+
+    def max_image_age(self) -> float:
+        """See ``HasDevices``."""
+        return self._arm.max_image_age
+
+    def gripper(self) -> Gripper | None:
+        """See ``HasDevices``."""
+        return self._gripper
 
     def prompt(self) -> str:
         """See ``Robot``."""
@@ -271,9 +296,9 @@ class LibfrankaRobot:
 
     def close(self) -> None:
         """Ends the processes; the control process brings the arm to rest first."""
-        for link in (getattr(self, "_link", None), self._gripper):
-            if link is not None:
-                link.close()
+        for device in (getattr(self, "_link", None), self._gripper):
+            if device is not None:
+                device.close()
         for process in self._processes:
             try:
                 process.wait(timeout=5.0)

@@ -13,7 +13,7 @@ from embodyrl.data.lerobot_write import DatasetWriter, require_free
 from embodyrl.data.recording import Recording
 from embodyrl.errors import UserError
 from embodyrl.real_robot.logs.log_doubts import log_doubts
-from embodyrl.real_robot.logs.mcap_log import CAMERA, logged_picture, read
+from embodyrl.real_robot.logs.mcap_log import CAMERA, DEPTH, logged_picture, read
 from embodyrl.real_robot.logs.split_turns import split_turns
 from embodyrl.real_robot.policy_link.metadata import FACTS, camera_sizes
 from embodyrl.storage.atomic_files import write_json
@@ -104,6 +104,7 @@ def export_logs(
                     split=settings.get("split", "train"),
                     config=settings.get("env_config"),
                     human=not teleoperated,
+                    depth=list(parts[0].depth),
                 )
             # A log's doubts are about whole episodes.
             if not turns:
@@ -169,11 +170,13 @@ def _recorded(messages: dict[str, list[dict[str, Any]]], file: Path) -> Recordin
     # The reward comes with the last action, if the episode was solved.
     cameras = {t.removeprefix(CAMERA): m for t, m in messages.items() if t.startswith(CAMERA)}
     solved = bool(messages["/episode"] and messages["/episode"][-1]["solved"])
-    for name, found in cameras.items():
-        if len(found) != len(actions):
-            raise UserError(
-                f"there are {len(found)} images of camera {name} for {len(actions)} actions"
-            )
+    depths = {t.removeprefix(DEPTH): m for t, m in messages.items() if t.startswith(DEPTH)}
+    for what, of in (("images", cameras), ("depth maps", depths)):
+        for name, found in of.items():
+            if len(found) != len(actions):
+                raise UserError(
+                    f"there are {len(found)} {what} of camera {name} for {len(actions)} actions"
+                )
     proprio, taken = (np.array([m[k] for m in actions], np.float32) for k in ("proprio", "action"))
     if not (np.isfinite(proprio).all() and np.isfinite(taken).all()):
         raise UserError("its proprio or its actions are not finite")
@@ -182,6 +185,7 @@ def _recorded(messages: dict[str, list[dict[str, Any]]], file: Path) -> Recordin
         images={
             name: np.stack([logged_picture(m) for m in found]) for name, found in cameras.items()
         },
+        depth={name: np.stack([m["depth"] for m in found]) for name, found in depths.items()},
         proprio=proprio,
         actions=taken,
         reward=(last & solved).astype(np.float32),

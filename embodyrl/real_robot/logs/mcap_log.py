@@ -8,6 +8,7 @@
     /command                   each tick: what was sent; with /command/acceleration
     /action                    each control step: the action
     /proprio, /camera/NAME     each control step of a recorded run: what the policy saw before it
+    /depth/NAME                the same step: depth in mm of what /camera/NAME shows
     /event                     changes of mode, and problems
     /mode, /reflex             when they change, before the first state and command they hold for
     /human, /recovery, /prompt when they change, before the first action they hold for
@@ -39,6 +40,8 @@ from embodyrl.real_robot.ros.message_definitions import definition
 from embodyrl.storage.paths import explain_os_error, no_access
 
 CAMERA = "/camera/"
+DEPTH = "/depth/"
+_BY_PREFIX = {CAMERA: "sensor_msgs/CompressedImage", DEPTH: "sensor_msgs/Image"}
 _TYPES = {
     "/state": "sensor_msgs/JointState",
     "/command": "sensor_msgs/JointState",
@@ -169,7 +172,8 @@ class RunLog:
 
     def _write(self, topic: str, stamp: float, message: dict[str, Any]) -> None:
         """Writes one message; the first of its type also writes the type's definition."""
-        kind = "sensor_msgs/CompressedImage" if topic.startswith(CAMERA) else _TYPES[topic]
+        of_camera = (kind for prefix, kind in _BY_PREFIX.items() if topic.startswith(prefix))
+        kind = next(of_camera, None) or _TYPES[topic]
         if kind not in self._schemas:
             self._schemas[kind] = self._writer.register_msgdef(
                 kind.replace("/", "/msg/"), definition(kind)
@@ -223,6 +227,8 @@ class RunLog:
             header = {"stamp": self._time(stamp), "frame_id": name}
             message = {"header": header, "format": "png", "data": to_png(image)}
             self._write(CAMERA + name, stamp, message)
+        for name, depth in seen.get("depth", {}).items():
+            self._write(DEPTH + name, stamp, fields.depth_fields(depth, stamp + self._offset))
 
     def _event(self, stamp: float, kind: str, text: str) -> None:
         level = _INFO if kind == "mode" else _WARN
@@ -247,7 +253,8 @@ def read(path: str | Path) -> dict[str, list[dict[str, Any]]]:
         - ``/action``: ``action``, ``human`` and ``recovery``, in a recorded run also ``proprio``
           and ``prompt``;
         - ``/event``: ``kind`` and ``text``;
-        - ``/camera/NAME``: what ``picture`` takes.
+        - ``/camera/NAME``: what ``logged_picture`` takes;
+        - ``/depth/NAME``: ``depth``, (h, w) uint16 mm.
 
     Raises:
         UserError: the file is not a log, is one of an earlier version, or is not complete.
@@ -346,4 +353,7 @@ def _plain(topic: str, ros: Any, latest: dict[str, Any]) -> dict[str, Any]:
         return {"kind": ros.name, "text": ros.msg}
     if topic.startswith(CAMERA):
         return {"format": ros.format, "data": ros.data}
+    if topic.startswith(DEPTH):
+        names = ("encoding", "height", "width", "data")
+        return {"depth": fields.depth_map({name: getattr(ros, name) for name in names})}
     return parse_json(ros.data)

@@ -64,6 +64,7 @@ def _part(recording: Recording, begin: int, end: int, solved: bool) -> Recording
     return replace(
         recording,
         images={name: frames[rows] for name, frames in recording.images.items()},
+        depth={name: maps[rows] for name, maps in recording.depth.items()},
         proprio=recording.proprio[rows],
         actions=recording.actions[rows],
         reward=(last & solved).astype(np.float32),

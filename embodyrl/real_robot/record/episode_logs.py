@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,7 +123,11 @@ class EpisodeLogs:
 
 
 def episode_bytes(
-    cameras: Mapping[str, tuple[int, int]], frames: float, seconds: float, tick: float
+    cameras: Mapping[str, tuple[int, int]],
+    frames: float,
+    seconds: float,
+    tick: float,
+    depth: Collection[str] = (),
 ) -> float:
     """Bytes that an episode may take.
 
@@ -132,8 +136,11 @@ def episode_bytes(
         frames: number of its frames.
         seconds: its length in the arm's time.
         tick: s between two commands.
+        depth: cameras that measure depth, too.
     """
     picture = PICTURE_SHARE * sum(3 * h * w for h, w in cameras.values())
+    # Depth is noisy: 16 bits for a pixel.
+    picture += sum(2 * h * w for name, (h, w) in cameras.items() if name in depth)
     return frames * picture + seconds / tick * TICK_BYTES
 
 

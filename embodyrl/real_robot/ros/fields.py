@@ -8,6 +8,7 @@ import numpy as np
 
 from embodyrl.errors import UserError
 from embodyrl.functional.pictures import Image
+from embodyrl.real_robot.cameras.camera import Depth
 from embodyrl.real_robot.control import kinematics
 from embodyrl.real_robot.control.messages import Array
 from embodyrl.real_robot.parsing import MessageError, number, numbers, shown, whole
@@ -100,6 +101,34 @@ def image_fields(image: Image, stamp: float, ros: int) -> Fields:
         "is_bigendian": 0,
         "data": image.tobytes(),
     }
+
+
+def depth_fields(depth: Depth, stamp: float) -> Fields:
+    """A depth map (h, w) in mm as ROS 2's ``sensor_msgs/Image``."""
+    height, width = depth.shape
+    return {
+        "header": {"stamp": time_fields(stamp, 2), "frame_id": ""},
+        **{"height": height, "width": width, "step": 2 * width},
+        "encoding": "16UC1",
+        "is_bigendian": 0,
+        "data": depth.astype("<u2").tobytes(),
+    }
+
+
+def depth_map(message: Fields) -> Depth:
+    """The inverse of ``depth_fields``.
+
+    Raises:
+        MessageError: it is no depth map in mm.
+    """
+    if message.get("encoding") != "16UC1":
+        raise MessageError(f"a depth map is encoded as {shown(message.get('encoding'))}, not 16UC1")
+    height = whole(message.get("height"), 1, MAX_SIDE, "a depth map's height")
+    width = whole(message.get("width"), 1, MAX_SIDE, "a depth map's width")
+    data = bytes(message["data"])
+    if len(data) != 2 * height * width:
+        raise MessageError(f"a depth map of {height}x{width} has {len(data)} bytes")
+    return np.frombuffer(data, "<u2").reshape(height, width)
 
 
 def picture(message: Fields) -> Image:

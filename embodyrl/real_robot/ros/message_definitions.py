@@ -18,6 +18,13 @@ string file
 string function
 uint32 line""",
     "sensor_msgs/CompressedImage": "std_msgs/Header header\nstring format\nuint8[] data",
+    "sensor_msgs/Image": """std_msgs/Header header
+uint32 height
+uint32 width
+string encoding
+uint8 is_bigendian
+uint32 step
+uint8[] data""",
     "sensor_msgs/JointState": """std_msgs/Header header
 string[] name
 float64[] position

@@ -12,6 +12,7 @@ import numpy as np
 
 from embodyrl.errors import UserError
 from embodyrl.functional.pictures import Image, fit
+from embodyrl.real_robot.cameras.camera import Camera
 from embodyrl.real_robot.control import limits
 from embodyrl.real_robot.control.actions import ActionSpace, DeltaDecoder, proprio
 from embodyrl.real_robot.control.clocks import Clock
@@ -24,6 +25,7 @@ from embodyrl.real_robot.ros import fields
 from embodyrl.real_robot.ros.bus import Bus, Fields
 from embodyrl.real_robot.ros.config import Topics
 from embodyrl.real_robot.ros.stamps import StampConverter
+from embodyrl.real_robot.ros.topic_camera import TopicCamera
 
 _COMMAND_KINDS = {
     "joint_trajectory": "trajectory_msgs/JointTrajectory",
@@ -302,6 +304,18 @@ class RosRobot:
     def pictures(self) -> dict[str, Image]:
         """See ``Robot``."""
         return {name: image for name, (_, image) in list(self._images.items())}
+
+    def cameras(self) -> Mapping[str, Camera]:
+        """See ``HasDevices``."""
+        return {name: TopicCamera(name, self._images) for name in self._cameras}
+
+    def max_image_age(self) -> float:
+        """See ``HasDevices``."""
+        return self._topics.max_image_age
+
+    def gripper(self) -> None:
+        """See ``HasDevices``: the fingers come with the arm's states."""
+        return None
 
     def prompt(self) -> str:
         """See ``Robot``."""

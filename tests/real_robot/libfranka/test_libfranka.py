@@ -21,16 +21,19 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from franka_arm import ARM, PATIENT, SIM, SPACE, H, driven, start_sim
+from franka_arm import ARM, HZ, PATIENT, SIM, SPACE, H, driven, start_sim
+from robotiq_device import RobotiqDevice
 from ros_arm import AWAY, FAR, TOLD, Faults, TakesOver, ends_at_rest, goes_on, is_there, towards
 
 from embodyrl.build import make_policy
 from embodyrl.cli.main import main
 from embodyrl.config import compose
 from embodyrl.errors import MissingDependencyError, UserError
+from embodyrl.real_robot.cameras.config import OpenCVCamera
 from embodyrl.real_robot.control import kinematics
 from embodyrl.real_robot.control.messages import Mode
-from embodyrl.real_robot.libfranka.camera import Camera
+from embodyrl.real_robot.control.preflight import robot_checks
+from embodyrl.real_robot.grippers.robotiq import RobotiqGripper
 from embodyrl.real_robot.libfranka.config import Franka, load_arm
 from embodyrl.real_robot.libfranka.process_link import Link, pair
 from embodyrl.real_robot.libfranka.realtime import ask_for_real_time
@@ -354,12 +357,56 @@ def test_the_gripper_has_a_process_of_its_own(sim: subprocess.Popen[bytes]) -> N
     try:
         assert robot._gripper is not None
         for width in (0.02, 0.06):
-            robot._gripper.say("width", width)
+            robot._gripper.move(width)
             robot._wait(
-                lambda width=width: abs(robot._width - width) < 0.005, 60.0, f"not {width} m"
+                lambda width=width: abs(robot.state().width - width) < 0.005, 60.0, f"not {width} m"
             )
     finally:
         robot.close()
+        time.sleep(1.5)
+
+
+@needs_sim
+def test_a_gripper_whose_process_ends_is_a_fault(
+    sim: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    robot = LibfrankaRobot(replace(ARM, gripper=True), PATIENT, SPACE, {}, seconds=60.0)
+    try:
+        robot.begin(0, 120.0)
+        struck(robot, robot._processes[1].kill)
+        episode = driven(robot, tmp_path / "run.mcap", 30.0)
+        told = "the gripper's process ended"
+        ends_at_rest(episode, tmp_path / "run.mcap", Mode.FAULT, told)
+    finally:
+        robot.close()
+        time.sleep(1.5)
+
+
+@needs_sim
+def test_a_robotiq_beside_the_arm(sim: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    device = RobotiqDevice(tmp_path / "robotiq")
+    arm = replace(ARM, gripper=RobotiqGripper(str(device.path)))
+    robot = LibfrankaRobot(arm, PATIENT, SPACE, {}, seconds=60.0)
+    try:
+        robot.begin(0, 120.0)
+        metadata = {
+            "env": "robot", "control_mode": "ee_delta_pos", "cameras": {}, "proprio_dim": 7,
+        }  # fmt: skip
+        checks = {c.name: c for c in robot_checks(robot, metadata, PATIENT, HZ, HZ)}
+        assert checks["gripper"].ok and "8.0 cm open" in checks["gripper"].found, checks
+        # Its width is the robot's, and the policy's actions move it.
+        closes = lambda seen: {"actions": np.tile(np.float32([0, 0, 0, -1]), (H, 1))}  # noqa: E731
+        driven(robot, tmp_path / "close.mcap", 2.0, closes)
+        assert robot.state().width == 0.0
+        widths = [m["width"] for m in read(tmp_path / "close.mcap")["/state"]]
+        assert widths[0] == pytest.approx(0.08) and any(0.02 < width < 0.06 for width in widths)
+        # In mid-motion it stops answering.
+        struck(robot, lambda: setattr(device, "noise", "silent"))
+        episode = driven(robot, tmp_path / "run.mcap", 30.0)
+        ends_at_rest(episode, tmp_path / "run.mcap", Mode.FAULT, "the Robotiq 2f_85", "answer")
+    finally:
+        robot.close()
+        device.unplug()
         time.sleep(1.5)
 
 
@@ -388,29 +435,6 @@ def test_a_link_hands_over_whole_messages_and_notices_an_end() -> None:
     assert there.heard() == [] and there.closed
 
 
-def test_a_camera_gives_the_newest_picture_and_its_silence_an_age(tmp_path: Path) -> None:
-    import cv2
-
-    file = str(tmp_path / "front.avi")
-    video = cv2.VideoWriter(file, cv2.VideoWriter.fourcc(*"MJPG"), 25.0, (64, 48))
-    for _ in range(5):
-        video.write(np.full((48, 64, 3), (0, 0, 200), np.uint8))  # OpenCV's order: red
-    video.release()
-    camera = Camera("front", file, (32, 32))
-    try:
-        end = time.monotonic() + 30.0
-        while (newest := camera.newest)[1] is None and time.monotonic() < end:
-            time.sleep(0.01)
-        assert newest[1] is not None and newest[1].shape == (32, 32, 3)
-        assert newest[1][16, 16, 0] > 150 > 50 > newest[1][16, 16, 2]
-        camera._thread.join(timeout=30.0)  # the file ended: no picture is newer
-        assert camera.newest[0] <= time.monotonic()
-    finally:
-        camera.close()
-    with pytest.raises(UserError, match="Camera front cannot be opened"):
-        Camera("front", str(tmp_path / "none.avi"), (32, 32))
-
-
 def test_arms_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "arm.yaml"
     file.write_text(
@@ -421,7 +445,7 @@ def test_arms_of_a_file(tmp_path: Path) -> None:
     assert (arm.address, arm.realtime, arm.cameras, safety.robot) == (
         "172.16.0.2",
         True,
-        {"front": "0"},
+        {"front": OpenCVCamera("0")},
         "fr3",
     )
     for text, told in (
