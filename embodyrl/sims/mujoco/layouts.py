@@ -229,8 +229,7 @@ def sample(
         layout.cabinet = np.array([rng.uniform(0.66, 0.70), rng.uniform(-reach, reach), 0.0])
     if task.undoes:
         _take(layout, places, used, rng)
-        layout.zone, quarter = draw_goal(rng, blocks[1:used, :2])
-        layout.instruction = sentence.format(*names, quarter=quarter)
+        _name_goal(layout, sentence, rng, blocks[1:used, :2])
     # Looks: of a split out of distribution, or those that training randomises. Each of these has a
     # stream of its own, so that one more leaves the others and all places as they are.
     for name, (randomised, ood) in LOOKS.items():
@@ -271,15 +270,28 @@ def _push_route(rng: np.random.Generator, distances: Bounds) -> tuple[Array, Arr
     return start, np.append(goal, 0.001)
 
 
-def draw_goal(rng: np.random.Generator, others: Array) -> tuple[Array, str]:
-    """A place to put a block, and the name of its quarter.
+def ask_for(layout: Layout, task: Task, split: str, init: int, others: Array) -> None:
+    """Makes a layout say what the next episode asks for, in the scene as it lies.
 
     Args:
-        rng: draws it.
-        others: (n, 2) m, the other blocks.
+        layout: of the episode before; its colours stay.
+        task: that is asked for now.
+        split: of the language.
+        init: number of the draw.
+        others: (n, 2) m, where the blocks lie that are not named first.
+    """
+    sentence = task.paraphrase if split == "ood_language" else task.instruction
+    layout.task = task.name
+    if task.undoes:
+        _name_goal(layout, sentence, _stream(f"{task.name}/{split}/goal", init), others)
+    else:
+        layout.instruction = sentence.format(*layout.colours)
 
-    Returns:
-        (3,) m, on the table; as far from the others as in an initial state, where there is room.
+
+def _name_goal(layout: Layout, sentence: str, rng: np.random.Generator, others: Array) -> None:
+    """Draws a place to put a block, and names its quarter in the instruction.
+
+    The place is as far from the other blocks as in an initial state, where there is room.
     """
     half = (scene.REGION_HIGH - scene.REGION_LOW) / 2
     best = (-1.0, np.zeros(2), "")
@@ -291,7 +303,8 @@ def draw_goal(rng: np.random.Generator, others: Array) -> tuple[Array, str]:
         best = max(best, (room, spot, quarter), key=lambda found: found[0])
         if room >= MIN_GAP:
             break
-    return np.append(best[1], 0.001), best[2]
+    layout.zone = np.append(best[1], 0.001)
+    layout.instruction = sentence.format(*layout.colours, quarter=best[2])
 
 
 def _take(layout: Layout, places: Places, used: int, rng: np.random.Generator) -> None:

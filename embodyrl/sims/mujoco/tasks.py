@@ -212,6 +212,12 @@ TASKS: dict[str, Task] = {
 }
 
 
+def counterpart(name: str) -> str:
+    """The task whose start is the end of another, and whose end is its start; empty for none."""
+    undoing = [task.name for task in TASKS.values() if task.undoes == name]
+    return TASKS[name].undoes or next(iter(undoing), "")
+
+
 def list_tasks() -> list[TaskInfo]:
     """All tasks, for ``embodyrl list``."""
     return [
