@@ -14,14 +14,17 @@ from embodyrl.real_robot.control import input_checks, kinematics
 from embodyrl.real_robot.control.actions import DeltaDecoder
 from embodyrl.real_robot.control.clocks import Clock
 from embodyrl.real_robot.control.episode import event_lines
+from embodyrl.real_robot.control.frozen_camera import FrozenCameraCheck
 from embodyrl.real_robot.control.messages import Mode
-from embodyrl.real_robot.control.robot import Robot
+from embodyrl.real_robot.control.robot import NotReadyError, Robot
 from embodyrl.real_robot.control.safety import CONTACT_REASONS, Event, SafetyFilter
 from embodyrl.real_robot.control.ticker import AT_REST
 from embodyrl.real_robot.logs.mcap_log import RunLog
 
 WISHES = ("estop", "hold", "run", "takeover", "release", "success", "failure")
 """What an operator can ask for here; there is no way back and no clearing of faults."""
+PATIENCE = 0.5
+"""s that an image may be late before the chunk is given up."""
 
 
 class StepDriver:
@@ -126,12 +129,17 @@ class StepDriver:
         while self._tick_due < stamp - 1e-9:
             self._tick()
 
-    def go_home(self, home: Sequence[float]) -> None:
-        """Moves the hand to ``home`` (3,) m with open fingers, by actions like the policy's."""
+    def go_home(self, home: Sequence[float], is_open: bool = True) -> None:
+        """Moves the hand to ``home`` (3,) m, by actions like the policy's.
+
+        Args:
+            home: in the base's frame.
+            is_open: whether the fingers are open on the way.
+        """
         space = self.decoder.space
         self.decoder.rotation = kinematics.DOWN
         action = np.zeros(space.dims, np.float32)
-        action[-1] = 1.0
+        action[-1] = 1.0 if is_open else -1.0
         for _ in range(200):
             way = (np.array(home) - self.decoder.position) / space.metres
             if np.abs(way).max() < 0.1 or self.broken:
@@ -229,3 +237,24 @@ class StepDriver:
         self.events.append(event)
         if self._log is not None:
             self._log.event(event.stamp, "mode", f"{event.before} -> {event.after}: {event.reason}")
+
+
+def patient_look(cameras: FrozenCameraCheck, driver: StepDriver, simulated: bool) -> dict[str, Any]:
+    """What the policy sees now (``Robot.observe``); waits up to ``PATIENCE`` s for a late image.
+
+    Args:
+        cameras: of the driver's robot.
+        driver: of the arm.
+        simulated: whether time stands still meanwhile, so that no image can come.
+
+    Raises:
+        NotReadyError: no image came in time.
+    """
+    end = driver.clock.now() + PATIENCE
+    while True:
+        try:
+            return cameras.observe(driver.decoder)
+        except NotReadyError:
+            if simulated or driver.clock.now() > end:
+                raise
+            driver.clock.sleep_until(driver.clock.now() + 0.02)

@@ -223,7 +223,9 @@ def list_tasks() -> list[TaskInfo]:
     return [
         TaskInfo(
             task.name,
-            task.instruction.format("<colour>", "<other colour>", quarter="<near or far, left or right>"),
+            task.instruction.format(
+                "<colour>", "<other colour>", quarter="<near or far, left or right>"
+            ),
             f"env.task={task.name}",
         )
         for task in TASKS.values()
