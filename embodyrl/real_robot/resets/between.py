@@ -95,7 +95,6 @@ class Between:
                 f"time in {self.counts.resets} resets.",
                 flush=True,
             )
-            self.back = False
             self._failures = 0
             self._arrange(init, f"The scene is not ready: {why}. {sentence}")
             return
@@ -140,3 +139,6 @@ class Between:
         if not self._connected.arranges:
             self._ask(sentence)
         self._connected.begin(init)
+        # A simulator of both tasks may have arranged a start of the other one.
+        robot: Any = self._connected.robot
+        self.back = hasattr(robot, "go_on") and robot.at_back

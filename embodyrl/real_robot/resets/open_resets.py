@@ -57,6 +57,7 @@ def open_between(
     """
     if not options.path and not options.practice:
         return Between(connected, None, options, ask)
+    _require_home(options, connected)
     undoes = options.practice or not options.scripted
     robot: Any = connected.robot
     if undoes and hasattr(robot, "go_on"):
@@ -84,6 +85,16 @@ def open_between(
         operator,
     )
     return Between(connected, reset, options, ask, judge if options.practice else None)
+
+
+def _require_home(options: ResetOptions, connected: ConnectedRobot) -> None:
+    safety = connected.safety
+    for at, low, high in zip(options.home, safety.box_low, safety.box_high, strict=True):
+        if not low <= at <= high:
+            raise UserError(
+                f"The hand's home {options.home} lies outside the workspace from {safety.box_low} to "
+                f"{safety.box_high} (m, in the base's frame). Give another one."
+            )
 
 
 def _refuse_prompt(options: ResetOptions) -> None:

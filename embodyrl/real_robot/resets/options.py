@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from embodyrl.errors import UserError
+from embodyrl.ranges import Count, CountOrZero, Range, check_config
 
 SCRIPTS = (".yaml", ".yml", ".mcap")
 """What the name of a scripted return ends in: waypoints, or the log of an episode."""
@@ -29,9 +31,9 @@ class ResetOptions:
 
     path: str = ""
     practice: bool = False
-    seconds: float = 30.0
-    tries: int = 2
-    ask_after: int = 0
+    seconds: Annotated[float, Range(0, 3600, open_low=True)] = 30.0
+    tries: Count = 2
+    ask_after: CountOrZero = 0
     prompt: str = ""
     reflector: str = ""
     home: tuple[float, float, float] = (0.45, 0.0, 0.25)
@@ -40,6 +42,20 @@ class ResetOptions:
     def scripted(self) -> bool:
         """Whether the path is a script, and no policy."""
         return Path(self.path).suffix in SCRIPTS
+
+
+NO_RESET = ResetOptions()
+OPTION_NAMES = {
+    "path": "--reset",
+    "practice": "--practice",
+    "seconds": "--reset-seconds",
+    "tries": "--reset-tries",
+    "ask_after": "--ask-after",
+    "prompt": "--reset-prompt",
+    "reflector": "--reset-reflector",
+    "home": "--home",
+}
+"""Field -> the option of a command line."""
 
 
 def check_options(options: ResetOptions, names: dict[str, str]) -> None:
@@ -52,6 +68,7 @@ def check_options(options: ResetOptions, names: dict[str, str]) -> None:
     Raises:
         UserError: naming them.
     """
+    check_config("reset", options)
     if options.path and options.practice:
         raise UserError(
             f"{names['practice']} has the policy bring the scene back by itself, and "
@@ -65,9 +82,8 @@ def check_options(options: ResetOptions, names: dict[str, str]) -> None:
     if options.path or options.practice:
         return
     # Nothing would read these.
-    blank = ResetOptions(home=options.home)
     for field, name in names.items():
-        if getattr(options, field) != getattr(blank, field):
+        if getattr(options, field) != getattr(NO_RESET, field):
             raise UserError(
                 f"{name} is about a reset without a person: give {names['path']} or "
                 f"{names['practice']}, too."

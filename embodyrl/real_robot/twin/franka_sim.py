@@ -48,6 +48,11 @@ class FrankaSimInScene(LibfrankaRobot):
         """See ``MujocoTwin.go_on``."""
         self.twin.go_on(init, back)
 
+    @property
+    def at_back(self) -> bool:
+        """See ``MujocoTwin.at_back``."""
+        return self.twin.at_back
+
     def sleep_until(self, stamp: float) -> None:
         """See ``Clock``; the scene moves on by the same time."""
         super().sleep_until(stamp)

@@ -75,10 +75,10 @@ class MujocoTwin(MujocoEnv):
         Raises:
             UserError: no embedded task undoes it.
         """
-        task = tasks.TASKS[self._own_tasks[0].name]
-        if back:
-            task = tasks.TASKS[counterpart_of(self.config)]
+        undoing = counterpart_of(self.config) if back else self._own_tasks[0].name
+        task = tasks.TASKS[undoing]
         self.tasks = [task]
+        self._task_id[0] = 0
         self._update_env()
         layout = self.layouts[0]
         assert layout is not None
@@ -87,6 +87,11 @@ class MujocoTwin(MujocoEnv):
         self.instructions[0] = layout.instruction
         if task.undoes:
             self._ball_or_zone[0] = layout.zone
+
+    @property
+    def at_back(self) -> bool:
+        """Whether the present task is the one that undoes the config's."""
+        return self.tasks[self._task_id[0]].name != self._own_tasks[0].name
 
     def now(self) -> float:
         """See ``Clock``."""
@@ -201,14 +206,14 @@ class MujocoTwin(MujocoEnv):
 
 
 def counterpart_of(config: MujocoConfig) -> str:
-    """The embedded task that undoes the one of a config.
+    """The embedded task that undoes the one of a config, or the first one of a pair.
 
     Raises:
-        UserError: there is none, or the config has several tasks.
+        UserError: there is none, or the config has other tasks besides.
     """
     names = task_names(config)
-    found = tasks.counterpart(names[0]) if len(names) == 1 else ""
-    if not found:
+    found = tasks.counterpart(names[0])
+    if not found or names[1:] not in ((), (found,)):
         pairs = [f"{t.undoes} and {t.name}" for t in tasks.TASKS.values() if t.undoes]
         raise UserError(
             f"No embedded task undoes {' and '.join(names)}, so the simulated arm cannot go on "
