@@ -115,7 +115,7 @@ def deploy_checkpoint(
         "dream": dream.dream,
         "base": guidance.base,
         "guidance": guidance.guidance,
-        "reset": resets.path,
+        "reset_by": resets.path,
     }
     results: list[dict[str, Any]] = []
     result: dict[str, Any] = {}
