@@ -155,7 +155,7 @@ def _play_one(
     settings: dict[str, Any] = {"checkpoint": stage.policy, "robot": config.robot}
     settings |= {"speed": config.speed}
     settings |= {"split": "train" if stage.helped else "eval"}
-    settings |= {"back": between.back, "resets": between.summary()}
+    settings |= {"back": between.back, "asked": between.asked}
     described = deployment.described(settings, init)
     log = logs.start(described, connected.clock.now(), connected.safety.robot)
     decoder = deployment.decoder()

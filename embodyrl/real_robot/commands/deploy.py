@@ -178,6 +178,9 @@ def score_line(result: dict[str, Any]) -> str:
         if count:
             verb = "were" if count > 1 else "was"
             said.append(f"{count} of {total} {verb} ended by a {who}, not counted")
+    resets = result["resets"]
+    if resets["resets"]:
+        said.append(f"a person was asked for {resets['asked']} of {resets['resets']} resets")
     return "; ".join(said)
 
 

@@ -90,12 +90,19 @@ class StepDriver:
         if self._thread is not None:
             self._thread.start()
 
-    def act(self, action: NDArray[np.float32], seen: dict[str, Any] | None = None) -> float:
+    def act(
+        self,
+        action: NDArray[np.float32],
+        seen: dict[str, Any] | None = None,
+        *,
+        logged: bool = True,
+    ) -> float:
         """Takes an action now.
 
         Args:
             action: (A,).
             seen: what the policy saw before it, for the log.
+            logged: whether the log has it as an action, and not only the ticks that follow.
 
         Returns:
             When the next action is due.
@@ -111,7 +118,7 @@ class StepDriver:
             late = now - self._action_ends
             began = self._action_ends if late < 0.5 * self.decoder.period else now
             self._action_ends = began + self.decoder.period
-            if self._log is not None:
+            if self._log is not None and logged:
                 self._log.action(now, np.clip(action, -1.0, 1.0), self.person, seen)
             return self._action_ends
 
@@ -145,7 +152,7 @@ class StepDriver:
             if np.abs(way).max() < 0.1 or self.broken:
                 return
             action[:3] = np.clip(way, -0.5, 0.5)
-            self.wait_until(self.act(action))
+            self.wait_until(self.act(action, logged=False))
 
     def stop(self, seconds: float = 2.0) -> None:
         """Brings the arm to rest within ``seconds`` and ends the thread."""

@@ -231,7 +231,7 @@ class RobotEnv(SteppedVecEnv):
         if config.log:
             path = Path(config.log) / f"episode_{self._episodes:06d}.mcap"
             settings = {"init": init, "config": asdict(config), "policy": policy_facts(self.spec)}
-            settings |= {"back": self.between.back, "resets": self.between.summary()}
+            settings |= {"back": self.between.back, "asked": self.between.asked}
             self._log = RunLog(path, settings, connected.clock.now(), connected.safety.robot)
         # The next action ends a hold that came because the owner took long to infer.
         guard = SafetyFilter(replace(connected.safety, resume="fresh_target"))

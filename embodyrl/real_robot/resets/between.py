@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from embodyrl.real_robot.connect_robot import ConnectedRobot
+from embodyrl.real_robot.record.clear_scene import wait_for_rest
 from embodyrl.real_robot.resets.judges import Judge
 from embodyrl.real_robot.resets.options import ResetOptions
 from embodyrl.real_robot.resets.scene_reset import SceneReset
@@ -51,6 +52,8 @@ class Between:
         judge: the same.
         back: whether the present episode is of the task that undoes the other.
         counts: so far.
+        asked: whether a person was asked to make the scene ready for the present episode, because
+            the reset failed.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Between:
         self._begun = False
         self._failures = 0  # in a row, of the present task
         self.back = False
+        self.asked = False
         self.counts = ResetCounts()
 
     def prepare(self, init: int, solved: bool | None, sentence: str, broken: str = "") -> None:
@@ -81,22 +85,26 @@ class Between:
             broken: why the arm stopped in the last episode, which only a person looks at; else
                 empty.
         """
+        self.asked = False
         if self._reset is None or not self._begun:
             self._begun = True
             self._arrange(init, sentence)
             return
+        # The commands of the episode have come to rest, and the arm follows them a moment later.
+        wait_for_rest(self._connected)
         self._failures = 0 if solved else self._failures + (solved is False)
         self.counts.resets += 1
         why = broken or self._next_task(solved) or self._make_ready(init)
         if why:
+            self.asked = True
             self.counts.asked += 1
             print(
-                f"  The scene is not ready: {why}. A person is asked, for the {self.counts.asked}. "
+                f"  The scene is not ready: {why.rstrip('.')}. A person is asked, for the {self.counts.asked}. "
                 f"time in {self.counts.resets} resets.",
                 flush=True,
             )
             self._failures = 0
-            self._arrange(init, f"The scene is not ready: {why}. {sentence}")
+            self._arrange(init, f"The scene is not ready: {why.rstrip('.')}. {sentence}")
             return
         self.counts.ready += 1
 
