@@ -9,7 +9,7 @@ from typing import Any
 
 from embodyrl.cli.verbs import CHECKPOINT, Verb
 from embodyrl.interrupt import INTERRUPTED
-from embodyrl.real_robot.resets.command_line import add_reset_options, reset_options
+from embodyrl.real_robot.resets.command_line import add_reset_options, given_resets
 
 HELP = """examples:
   embodyrl improve runs/sft --demos data/pick --out runs/better
@@ -90,7 +90,7 @@ def _improve(a: argparse.Namespace) -> int:
             "latency", "seconds", "seed",
         )
     }  # fmt: skip
-    given |= {"policy": a.checkpoint, "demos": tuple(a.demos), "resets": reset_options(a)}
+    given |= {"policy": a.checkpoint, "demos": tuple(a.demos), "resets": given_resets(a)}
     config = read_improve(a.overrides, **given)
     result = run_rounds(config, command=a.command_line)
     if result is None:

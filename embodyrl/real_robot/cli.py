@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from embodyrl.errors import MissingDependencyError, UserError
-from embodyrl.real_robot.resets.command_line import add_reset_options, reset_options
+from embodyrl.real_robot.resets.command_line import add_reset_options, given_resets
 from embodyrl.storage.paths import expand_paths, explain_os_error, require_writable
 
 DEPLOY_HELP = """examples:
@@ -341,7 +341,7 @@ def deploy(a: argparse.Namespace) -> int:
         detectors=a.detector,
         dream=dream_options(a),
         guidance=guidance_options(a),
-        resets=reset_options(a),
+        resets=given_resets(a),
     )
     if a.json:
         print(json.dumps(result))

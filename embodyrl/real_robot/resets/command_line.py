@@ -37,7 +37,7 @@ def add_reset_options(sub: argparse.ArgumentParser, *, practice: bool) -> None:
     add("--home", type=float, nargs=3, default=NO_RESET.home, metavar=("X", "Y", "Z"), help=text)
 
 
-def reset_options(a: argparse.Namespace) -> ResetOptions:
+def given_resets(a: argparse.Namespace) -> ResetOptions:
     """What ``add_reset_options`` was given."""
     x, y, z = a.home
     return ResetOptions(

@@ -311,7 +311,7 @@ def _take(layout: Layout, places: Places, used: int, rng: np.random.Generator) -
     """Gives the first block into the hand, or lays it down where ``pick`` may have lost it."""
     blocks = layout.blocks
     if rng.uniform() < HELD:
-        blocks[0, 2:] = scene.BLOCK_HALF + rng.uniform(0.05, 0.16), 0.0
+        blocks[0, 2:] = scene.BLOCK_HALF + rng.uniform(0.06, 0.16), 0.0
         layout.ee = blocks[0, :3].copy()
         layout.finger = scene.BLOCK_HALF
         layout.grip = 0.0

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 from embodyrl.errors import UserError
+from embodyrl.real_robot.connect_robot import ConnectedRobot
 from embodyrl.real_robot.control import kinematics
 from embodyrl.real_robot.control.actions import SPACES, DeltaDecoder
 from embodyrl.real_robot.control.fuzz import BOX
 from embodyrl.real_robot.control.input_checks import state_problem
 from embodyrl.real_robot.control.robot import NotReadyError
 from embodyrl.real_robot.control.safety_config import SafetyConfig
+from embodyrl.real_robot.resets.judges import open_judge
 from embodyrl.real_robot.ros import fields
 from embodyrl.real_robot.ros.config import Topics
 from embodyrl.real_robot.ros.robot import RosRobot
@@ -26,6 +28,7 @@ TOPICS = Topics(
     cameras={"front": "/front"},
     finger_states="/fingers",
     success="/success",
+    scene_ready="/ready",
     init="/init",
     instruction="/instruction",
 )
@@ -84,6 +87,7 @@ class Arm:
             TOPICS.wrench: {"header": header, "wrench": {"force": force, "torque": force}},
             "/front": fields.image_fields(picture, stamp, 2),
             "/success": {"data": False},
+            "/ready": {"data": False},
             "/init": {"data": 0},
             "/instruction": {"data": "pick"},
         }
@@ -190,3 +194,18 @@ def test_a_stamp_that_is_no_time_changes_nothing(value: float) -> None:
     assert measured(52.1, 2.4) == pytest.approx(2.1, abs=1e-2)
     with pytest.raises(UserError, match="jumped"):
         measured(60.0, 2.7)
+
+
+def test_a_topic_says_that_the_scene_is_ready_for_a_reset() -> None:
+    arm = Arm().hear(0.5)
+    connected = ConnectedRobot(arm.robot, arm.bus, CONFIG, arm.robot.begin, False, False)
+    judge = open_judge(connected, "", simulated=True)
+    assert judge is not None and not judge(dict)
+    arm.hear(0.01, change=lambda m: m["/ready"].update(data=True))
+    assert judge(dict)
+    arm.hear(0.01)
+    assert not judge(dict)
+    # An arm without that topic has nobody who tells.
+    silent = RosRobot(Here(), Topics(), "fr3", arm.bus, SPACE, {})
+    connected = ConnectedRobot(silent, arm.bus, CONFIG, silent.begin, False, False)
+    assert open_judge(connected, "", simulated=True) is None
