@@ -117,10 +117,10 @@ def run(a: argparse.Namespace, variant: str, seed: int) -> dict[str, Any]:
     execute = policy.metadata["execute"]
     moved = waited = 0.0
     arranged = episodes = solved = forward = 0
-    while moved + waited + env.between.counts.seconds < 60 * a.minutes:
+    while moved + waited + env.between.state.counts.seconds < 60 * a.minutes:
         env.reset(init=[seed * 10_000 + episodes])
         # Whoever arranges, the simulator or a person, takes a person's time on a real arm.
-        if variant == "person" or not episodes or env.between.asked:
+        if variant == "person" or not episodes or env.between.state.asked:
             arranged += 1
             waited += a.arrange
         driver = env._driver
@@ -134,7 +134,7 @@ def run(a: argparse.Namespace, variant: str, seed: int) -> dict[str, Any]:
         moved += driver.clock.now() - began
         episodes += 1
         solved += bool(step.success)
-        forward += bool(step.success) and not env.between.back
+        forward += bool(step.success) and not env.between.state.back
     counts = env.between.summary()
     env.close()
     hours = (moved + waited + counts["seconds"]) / 3600

@@ -95,11 +95,13 @@ def play_stage(config: ImproveConfig, stage: Episodes) -> list[Row]:
         person = open_person(opened, config, deployment, stage.helped)
         between = _between(opened, config, stage, deployment, person)
         deployment.require_ready()
-        solved: bool | None = None
+        broken = ""
         for init in missing:
-            between.prepare(init, solved, _arrange(stage, init))
+            between.prepare(init, _arrange(stage, init), broken)
             row = _play_one(config, stage, logs, deployment, person, between, init, len(rows))
-            solved = row["solved"]
+            between.state.ended = row["solved"]
+            # Only a simulated arm goes on after it was driven against something.
+            broken = row["reason"] if row["mode"] == Mode.FAULT else ""
             rows.append(row)
             if _budget_spent(config, stage, rows):
                 break
@@ -155,7 +157,7 @@ def _play_one(
     settings: dict[str, Any] = {"checkpoint": stage.policy, "robot": config.robot}
     settings |= {"speed": config.speed}
     settings |= {"split": "train" if stage.helped else "eval"}
-    settings |= {"back": between.back, "asked": between.asked}
+    settings |= {"back": between.state.back, "asked": between.state.asked}
     described = deployment.described(settings, init)
     log = logs.start(described, connected.clock.now(), connected.safety.robot)
     decoder = deployment.decoder()

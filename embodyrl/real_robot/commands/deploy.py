@@ -140,9 +140,8 @@ def deploy_checkpoint(
             token=read_token(token_file), seed=seed,
         )  # fmt: skip
         # 3. Run the episodes.
-        solved: bool | None = None
         for init in range(episodes):
-            between.prepare(init, solved, f"Arrange the scene for episode {init + 1}, and go on.")
+            between.prepare(init, f"Arrange the scene for episode {init + 1}, and go on.")
             file = Path(out) / f"episode_{init:04d}.mcap"
             described = deployment.described(settings, init)
             log = RunLog(file, described, connected.clock.now(), connected.safety.robot)
@@ -151,7 +150,7 @@ def deploy_checkpoint(
             finally:
                 log.close()
             results.append({"init": init, "log": str(log.path), **row})
-            solved = row["solved"] if row["ended_by"] != EndedBy.FAULT else None
+            between.state.ended = row["solved"] if row["ended_by"] != EndedBy.FAULT else None
             # 4. Sum up, after every episode: what comes next may be a power cut.
             execution = deployment.execution
             env = str(deployment.client.metadata["env"])

@@ -46,7 +46,7 @@ from embodyrl.real_robot.logs.mcap_log import RunLog
 from embodyrl.real_robot.operator.device_operator import open_operator
 from embodyrl.real_robot.policy_link.metadata import policy_facts
 from embodyrl.real_robot.record.clear_scene import go_home
-from embodyrl.real_robot.resets.between import Between
+from embodyrl.real_robot.resets.between import Between, SceneState
 from embodyrl.real_robot.resets.open_resets import open_between
 from embodyrl.types import Obs, Step
 
@@ -58,6 +58,8 @@ _people: dict[tuple[str, str], Operator] = {}
 """(robot, address) -> the person at that arm's page, whose stop must reach its evaluation too."""
 _active_env: dict[tuple[str, str], RobotEnv] = {}
 """(robot, address) -> the env that moves it: training and evaluation have one each, for one arm."""
+_scenes: dict[tuple[str, str], SceneState] = {}
+"""(robot, address) -> the scene before that arm."""
 
 
 class RobotEnv(SteppedVecEnv):
@@ -121,7 +123,6 @@ class RobotEnv(SteppedVecEnv):
         dims = task.proprio_dim if task is not None else proprio_dim(self._space)
         super().__init__(robot_spec(config, dims), config)
         # Between the episodes.
-        self._ended: bool | None = None  # how the last one did, if it came to an end of its own
         try:
             self.between = self._open_between()
         except UserError:
@@ -163,10 +164,14 @@ class RobotEnv(SteppedVecEnv):
                 _people[self._arm_key] = self._operator
 
     def _open_between(self) -> Between:
-        """What happens between the episodes: who makes the scene ready."""
+        """What happens between the episodes: who makes the scene ready.
+
+        There is one scene before an arm: the env that scores goes on where the one that trains left
+        it.
+        """
         config = self.config
         facts = policy_facts(self.spec)
-        return open_between(
+        between = open_between(
             self._open,
             self._connected,
             reset_options(config),
@@ -180,6 +185,12 @@ class RobotEnv(SteppedVecEnv):
             operator=self._operator or _people.get(self._arm_key),
             seed=config.seed,
         )
+        if not self._connected.simulated:
+            if self._arm_key not in _scenes:
+                _scenes[self._arm_key] = between.state
+                self._open.callback(_scenes.pop, self._arm_key)
+            between.state = _scenes[self._arm_key]
+        return between
 
     @property
     def twin(self) -> Any:
@@ -202,11 +213,18 @@ class RobotEnv(SteppedVecEnv):
             f"Arrange the scene for episode {self._episodes + 1} (initial state {inits[0]}), "
             "and go on."
         )
-        self.between.prepare(inits[0], self._ended, sentence, why)
-        self._ended = None
+        self._take_arm()
+        self.between.prepare(inits[0], sentence, why)
         self._begin_episode(inits[0])
         self._episodes += 1
         self._seen = None
+
+    def _take_arm(self) -> None:
+        """Ends the episode of another env on this arm: there is one arm."""
+        if not self._connected.simulated:
+            if (other := _active_env.get(self._arm_key)) not in (None, self):
+                other._end_episode()
+            _active_env[self._arm_key] = self
 
     def _ask_to_arrange(self, sentence: str) -> None:
         """Clears the scene for a person, who then arranges it."""
@@ -223,15 +241,10 @@ class RobotEnv(SteppedVecEnv):
     def _begin_episode(self, init: int) -> None:
         connected = self._connected
         config = self.config
-        # There is one arm: an episode of another env on it ends here.
-        if not connected.simulated:
-            if (other := _active_env.get(self._arm_key)) not in (None, self):
-                other._end_episode()
-            _active_env[self._arm_key] = self
         if config.log:
             path = Path(config.log) / f"episode_{self._episodes:06d}.mcap"
             settings = {"init": init, "config": asdict(config), "policy": policy_facts(self.spec)}
-            settings |= {"back": self.between.back, "asked": self.between.asked}
+            settings |= {"back": self.between.state.back, "asked": self.between.state.asked}
             self._log = RunLog(path, settings, connected.clock.now(), connected.safety.robot)
         # The next action ends a hold that came because the owner took long to infer.
         guard = SafetyFilter(replace(connected.safety, resume="fresh_target"))
@@ -244,7 +257,7 @@ class RobotEnv(SteppedVecEnv):
             not connected.simulated,
             self._log,
         )
-        if self.between.back and self.between.judge is not None:
+        if self.between.state.back and self.between.judge is not None:
             self.between.judge.begin()
         elif isinstance(self._judge, ReflectorJudge):
             self._judge.begin()
@@ -254,7 +267,7 @@ class RobotEnv(SteppedVecEnv):
         self._driver.start()
         # Where nothing puts the arm back, the hand would lean more from episode to episode: actions
         # of four dimensions cannot turn it.
-        if self._space.dims == 4 and self.between.counts.resets:
+        if self._space.dims == 4 and self.between.state.counts.resets:
             self._driver.decoder.rotation = kinematics.DOWN
 
     def _end_episode(self) -> str:
@@ -304,7 +317,7 @@ class RobotEnv(SteppedVecEnv):
         over = solved or bool(label) or driver.hit_something
         self._outcome = {"solved": solved, "reason": label or ("solved" if solved else "")}
         if over or self.elapsed + 1 >= self.config.max_episode_steps:
-            self._ended = solved
+            self.between.state.ended = solved
         row = [torch.tensor([x], device=self.device) for x in (over, solved, fault)]
         tick = Tick(torch.tensor([reward], device=self.device), *row)
         if self._operator is not None:
@@ -372,7 +385,7 @@ class RobotEnv(SteppedVecEnv):
         Raises:
             UserError: the judge gave a reward that is no number, or larger than ``max_reward``.
         """
-        if self.between.back:
+        if self.between.state.back:
             judge = self.between.judge
             solved = judge is not None and judge(self.look)
             return float(solved), solved
@@ -398,7 +411,7 @@ class RobotEnv(SteppedVecEnv):
         """
         assert self._driver is not None
         seen = patient_look(self._cameras, self._driver, self._connected.simulated)
-        if self.between.back and self.config.reset_prompt:
+        if self.between.state.back and self.config.reset_prompt:
             seen = seen | {"prompt": self.config.reset_prompt}
         self._seen = seen
         return seen

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from embodyrl.real_robot.connect_robot import ConnectedRobot
@@ -32,6 +32,28 @@ class ResetCounts:
     seconds: float = 0.0
 
 
+@dataclass
+class SceneState:
+    """What is known of the scene before an arm, whoever plays on it.
+
+    Attributes:
+        back: whether the present episode is of the task that undoes the other.
+        asked: whether a person was asked to make the scene ready for it, because the reset failed.
+        ended: whether the last episode was solved; None if it came to no end of its own. Whoever
+            plays it says so.
+        begun: whether the scene was arranged once.
+        failures: episodes of the present task in a row that failed.
+        counts: of the resets so far.
+    """
+
+    back: bool = False
+    asked: bool = False
+    ended: bool | None = None
+    begun: bool = False
+    failures: int = 0
+    counts: ResetCounts = field(default_factory=ResetCounts)
+
+
 class Between:
     """Makes the scene ready for the next episode.
 
@@ -49,11 +71,8 @@ class Between:
         judge: in practice, of the task that undoes the other; None leaves it to a person's label.
 
     Attributes:
+        state: of the scene.
         judge: the same.
-        back: whether the present episode is of the task that undoes the other.
-        counts: so far.
-        asked: whether a person was asked to make the scene ready for the present episode, because
-            the reset failed.
     """
 
     def __init__(
@@ -69,57 +88,54 @@ class Between:
         self._options = options
         self._ask = ask
         self.judge = judge
-        self._begun = False
-        self._failures = 0  # in a row, of the present task
-        self.back = False
-        self.asked = False
-        self.counts = ResetCounts()
+        self.state = SceneState()
 
-    def prepare(self, init: int, solved: bool | None, sentence: str, broken: str = "") -> None:
+    def prepare(self, init: int, sentence: str, broken: str = "") -> None:
         """Makes the scene ready.
 
         Args:
             init: number of the initial state, or of the draw.
-            solved: whether the last episode was solved; None if it came to no end of its own.
             sentence: what a person must do, where one is needed.
             broken: why the arm stopped in the last episode, which only a person looks at; else
                 empty.
         """
-        self.asked = False
-        if self._reset is None or not self._begun:
-            self._begun = True
+        state = self.state
+        state.asked = False
+        solved = state.ended
+        state.ended = None
+        if self._reset is None or not state.begun:
+            state.begun = True
             self._arrange(init, sentence)
             return
         # The commands of the episode have come to rest, and the arm follows them a moment later.
         wait_for_rest(self._connected)
-        self._failures = 0 if solved else self._failures + (solved is False)
-        self.counts.resets += 1
+        # Bring the scene back, unless only a person can.
+        state.failures = 0 if solved else state.failures + (solved is False)
+        counts = state.counts
+        counts.resets += 1
         why = broken or self._next_task(solved) or self._make_ready(init)
-        if why:
-            self.asked = True
-            self.counts.asked += 1
-            print(
-                f"  The scene is not ready: {why.rstrip('.')}. A person is asked, for the {self.counts.asked}. "
-                f"time in {self.counts.resets} resets.",
-                flush=True,
-            )
-            self._failures = 0
-            self._arrange(init, f"The scene is not ready: {why.rstrip('.')}. {sentence}")
+        if not why:
+            counts.ready += 1
             return
-        self.counts.ready += 1
+        state.asked = True
+        counts.asked += 1
+        state.failures = 0
+        said = f"The scene is not ready: {why.rstrip('.')}."
+        print(f"  {said} A person is asked: {counts.asked} of {counts.resets} resets.", flush=True)
+        self._arrange(init, f"{said} {sentence}")
 
     def summary(self) -> dict[str, Any]:
         """The counts as plain data."""
-        return asdict(self.counts)
+        return asdict(self.state.counts)
 
     def _next_task(self, solved: bool | None) -> str:
         """Chooses the next task; why a person is needed first, or nothing."""
         options = self._options
-        limit = options.tries if self.back else options.ask_after
-        if limit and self._failures >= limit:
-            return f"{self._failures} episodes in a row failed"
+        limit = options.tries if self.state.back else options.ask_after
+        if limit and self.state.failures >= limit:
+            return f"{self.state.failures} episodes in a row failed"
         if options.practice and solved:
-            self.back = not self.back
+            self.state.back = not self.state.back
         return ""
 
     def _make_ready(self, init: int) -> str:
@@ -128,18 +144,19 @@ class Between:
         robot: Any = self._connected.robot
         goes_on = hasattr(robot, "go_on")
         # The task that undoes the other begins where the other ended, with the object in the hand.
-        if not self.back:
+        if not self.state.back:
             if goes_on and self._reset.way.undoes:
                 robot.go_on(init, True)
-            result = self._reset(self.counts.resets)
-            self.counts.tries += result.tries
-            self.counts.seconds += result.seconds
+            counts = self.state.counts
+            result = self._reset(counts.resets)
+            counts.tries += result.tries
+            counts.seconds += result.seconds
             if not result.ready:
                 return result.reason
         if goes_on:
-            robot.go_on(init, self.back)
+            robot.go_on(init, self.state.back)
         # Where a person arranges the scene, ``begin`` only makes the robot ready.
-        elif not self.back and not self._connected.arranges:
+        elif not self.state.back and not self._connected.arranges:
             self._connected.begin(init)
         return ""
 
@@ -149,4 +166,4 @@ class Between:
         self._connected.begin(init)
         # A simulator of both tasks may have arranged a start of the other one.
         robot: Any = self._connected.robot
-        self.back = hasattr(robot, "go_on") and robot.at_back
+        self.state.back = hasattr(robot, "go_on") and robot.at_back

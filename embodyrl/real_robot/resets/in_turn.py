@@ -38,11 +38,11 @@ class InTurn(Robot):
 
     def prompt(self) -> str:
         """See ``Robot``."""
-        return self._prompt if self._between.back else self._robot.prompt()
+        return self._prompt if self._between.state.back else self._robot.prompt()
 
     def solved(self) -> bool:
         """See ``Robot``; the judge may ask for what the policy sees, which a topic does not."""
-        if not self._between.back:
+        if not self._between.state.back:
             return self._robot.solved()
         judge = self._between.judge
         return judge is not None and judge(dict)

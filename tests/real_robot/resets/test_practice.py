@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -76,9 +77,9 @@ def test_each_task_begins_where_the_other_ended() -> None:
     tasks, begins, ends = [], [], []
     for init in range(6):
         assert play(env, init, begins=begins)
-        tasks.append(env.between.back)
+        tasks.append(env.between.state.back)
         ends.append(env.twin.view().blocks[0].copy())
-    counts = env.between.counts
+    counts = env.between.state.counts
     told = env.twin.instructions[0]
     env.close()
     assert tasks == [False, True] * 3 and "back on the" in told
@@ -99,8 +100,8 @@ def test_a_failed_task_is_played_again_until_a_person_is_asked() -> None:
     # Solved, then failed once on the way back: a person. Then failed twice: a person again.
     for init, still in enumerate([False, True, True, True, False]):
         assert play(env, init, still) is not still
-        backs.append(env.between.back)
-        asked.append(env.between.asked)
+        backs.append(env.between.state.back)
+        asked.append(env.between.state.asked)
     env.close()
     assert backs == [False, True, False, False, False]
     assert asked == [False, False, True, False, True]
@@ -111,7 +112,7 @@ def test_a_policy_brings_the_scene_back_or_a_person_is_asked(saved: Path, tmp_pa
     given = {"reset": str(saved), "reset_seconds": 1.0, "reset_tries": 2, "log": str(logs)}
     env = RobotEnv(RobotConfig(**STATES, **given, record=True))
     assert play(env, 0) and play(env, 1)
-    counts = env.between.counts
+    counts = env.between.state.counts
     env.close()
     # It was never trained.
     assert (counts.tries, counts.asked) == (2, 1)
@@ -150,7 +151,7 @@ def test_it_is_over_as_soon_as_the_scene_is_back(saved: Path) -> None:
     env.between._reset = as_a_reset(env)
     for init in range(4):
         assert play(env, init)
-    counts = env.between.counts
+    counts = env.between.state.counts
     env.close()
     assert (counts.resets, counts.ready, counts.tries, counts.asked) == (3, 3, 3, 0)
     assert counts.seconds < 3 * 10.0
@@ -274,3 +275,34 @@ def test_a_pair_of_tasks_goes_on_too() -> None:
         twin.go_on(2, False)
         assert not twin.at_back and twin.prompt().startswith("pick up") and twin.solved()
         np.testing.assert_array_equal(before, twin.view().blocks)
+
+
+def test_training_and_evaluation_share_the_scene_of_a_real_arm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The twin stands for a real arm: the env that scores goes on where the other left the scene."""
+    config = RobotConfig(**STATES, practice=True)
+    with simulated_robot(MujocoConfig(cameras=(), renderer="none", num_threads=1)) as connected:
+
+        @contextmanager
+        def same_arm(self: RobotEnv, cameras: Any) -> Iterator[Any]:
+            # Real time is only what makes an arm real here; it is over before anything moves.
+            connected.simulated = False
+            yield connected
+
+        monkeypatch.setattr(RobotEnv, "_connect", same_arm)
+        trained, scored = RobotEnv(config), RobotEnv(config)
+        connected.simulated = True
+        # Each ends its episode before the other one begins, as it is made to on a real arm.
+        assert play(trained, 0)
+        trained._end_episode()
+        assert play(scored, 1) and scored.between.state.back
+        scored._end_episode()
+        assert play(trained, 2) and not trained.between.state.back
+        counts = scored.between.state.counts
+        assert (counts.resets, counts.ready, counts.asked) == (2, 2, 0)
+        scored.close()
+        trained.close()
+        later = RobotEnv(config)
+        assert not later.between.state.begun
+        later.close()

@@ -58,7 +58,7 @@ def test_the_block_is_put_down_where_the_script_says_each_time_elsewhere(
         assert play(env, init)
         places.append(env.twin.view().blocks[0, 0, :2].copy())
         colours.add(env.twin.instructions[0])
-    counts = env.between.counts
+    counts = env.between.state.counts
     env.close()
     # Nothing was arranged: it is the same block, and not where the simulator would put it.
     assert len(colours) == 1 and counts.resets == counts.ready == 3 and not counts.asked
@@ -98,19 +98,19 @@ def test_a_person_is_asked_when_the_arm_cannot_get_there(
 ) -> None:
     env = RobotEnv(RobotConfig(**STATES, reset=str(script), reset_seconds=0.5, reset_tries=3))
     assert play(env, 0) and play(env, 1)
-    counts = env.between.counts
+    counts = env.between.state.counts
     env.close()
     # As often, and as long, as it was allowed; the simulator then arranges, as a person would.
     assert (counts.tries, counts.asked, counts.ready) == (3, 1, 0)
     assert 1.5 < counts.seconds < 6.0
-    assert "not back after 0.5 s. A person is asked, for the 1. time" in capsys.readouterr().out
+    assert "not back after 0.5 s. A person is asked: 1 of 1 resets." in capsys.readouterr().out
 
 
 def test_a_person_is_asked_after_failures_in_a_row(script: Path) -> None:
     settings = STATES | {"max_episode_steps": 8}
     env = RobotEnv(RobotConfig(**settings, reset=str(script), ask_after=2))
     solved = [play(env, init, still=True) for init in range(4)]
-    counts = env.between.counts
+    counts = env.between.state.counts
     env.close()
     assert not any(solved) and (counts.resets, counts.ready, counts.asked) == (3, 2, 1)
 
