@@ -122,6 +122,8 @@ def _add_data(verb: Callable[..., argparse.ArgumentParser]) -> None:
     )
     text = "from-logs: an episode of each turn of the policy, which failed, and of the person"
     sub.add_argument("--turns", action="store_true", help=text)
+    text = "from-logs: take what brought the scene back, and nothing else"
+    sub.add_argument("--resets", action="store_true", help=text)
     sub.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -158,7 +160,9 @@ def _data(a: argparse.Namespace) -> int:
         from embodyrl.data.doubts import print_doubts
         from embodyrl.real_robot.logs.export import export_logs
 
-        written = export_logs(a.path, a.out, keep_failures=a.keep_failures, turns=a.turns)
+        written = export_logs(
+            a.path, a.out, keep_failures=a.keep_failures, turns=a.turns, resets=a.resets
+        )
         if a.json:
             print(json.dumps(written))
         else:

@@ -9,6 +9,7 @@ from typing import Any
 
 from embodyrl.cli.verbs import CHECKPOINT, Verb
 from embodyrl.interrupt import INTERRUPTED
+from embodyrl.real_robot.resets.command_line import add_reset_options, given_resets
 
 HELP = """examples:
   embodyrl improve runs/sft --demos data/pick --out runs/better
@@ -19,6 +20,8 @@ HELP = """examples:
   embodyrl improve runs/sft --demos data/pick --detector nearest --person-seconds 300
   embodyrl improve runs/vla --method edit policy.edit_scale=0.3
       the policy's weights stay; critics choose among its proposals, and a small actor edits them
+  embodyrl improve runs/both --practice --demos data/pick --demos data/put_back
+      it picks up and puts back in turn, and nobody arranges the scene
 The same command goes on where it was ended. The exit status is 0 when all rounds are done, 2 after
 a fault of the arm, 130 after Ctrl-C or a stop.
 """
@@ -29,7 +32,8 @@ def add_improve_verb(verb: Verb) -> None:
     text = (
         "Improves a policy on a robot in rounds: a person helps, it learns, the better is served."
     )
-    add = verb("improve", _improve, text, HELP, torch="yes").add_argument
+    sub = verb("improve", _improve, text, HELP, torch="yes")
+    add = sub.add_argument
     add("checkpoint", help=CHECKPOINT)
     text = "env., policy., algorithm., data., run. and helper. settings"
     add("overrides", nargs="*", metavar="section.key=value", help=text)
@@ -65,6 +69,7 @@ def add_improve_verb(verb: Verb) -> None:
     add("--page", type=int, default=0, metavar="PORT", help="of the page (default: a free one)")
     add("--seed", type=int, default=0, help="of everything (default: %(default)s)")
     add("--out", default="runs/improve", help="folder of everything (default: %(default)s)")
+    add_reset_options(sub, practice=True)
     add("--json", action="store_true", help="print the result as JSON at the end")
 
 
@@ -85,7 +90,8 @@ def _improve(a: argparse.Namespace) -> int:
             "latency", "seconds", "seed",
         )
     }  # fmt: skip
-    config = read_improve(a.overrides, policy=a.checkpoint, demos=tuple(a.demos), **given)
+    given |= {"policy": a.checkpoint, "demos": tuple(a.demos), "resets": given_resets(a)}
+    config = read_improve(a.overrides, **given)
     result = run_rounds(config, command=a.command_line)
     if result is None:
         print("Stopped; the same command goes on from there.")

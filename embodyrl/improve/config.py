@@ -17,6 +17,12 @@ from embodyrl.ranges import Choice, Count, NotNegative, Range, Seed, check_confi
 from embodyrl.real_robot.connect_robot import ROBOTS
 from embodyrl.real_robot.control.executor import MODES
 from embodyrl.real_robot.record.teleop import LEROBOT, TELEOPS
+from embodyrl.real_robot.resets.options import (
+    NO_RESET,
+    OPTION_NAMES,
+    ResetOptions,
+    check_options,
+)
 from embodyrl.real_robot.twin.config import twin_config
 from embodyrl.storage import checkpoint
 from embodyrl.storage.config_section import build_section
@@ -27,7 +33,7 @@ WATCHES = ("float", "nearest", "stac", "clock")
 """Kinds of detectors that are fitted anew in each round."""
 MAY_CHANGE = (
     *("out", "address", "page", "robot_file", "latency", "helper", "scripted", "seconds"),
-    *("rounds", "episodes", "person_seconds", "look", "detector", "false_alarms"),
+    *("rounds", "episodes", "person_seconds", "look", "detector", "false_alarms", "resets"),
 )
 """Settings that may differ when a folder goes on."""
 _ROBOT = ("env", "policy")
@@ -63,6 +69,8 @@ class ImproveConfig:
         mode: of execution, see ``control.executor``.
         latency: s of simulated time per inference; below 0 as long as it really took.
         seconds: that a person has at least from a takeover on.
+        resets: who brings the scene back between episodes, and whether the policy practises two
+            tasks in turn.
         seed: of everything.
     """
 
@@ -89,6 +97,7 @@ class ImproveConfig:
     mode: Annotated[str, Choice(*MODES)] = "rtc"
     latency: float = -1.0
     seconds: Annotated[float, Range(0, 3600, open_low=True)] = 60.0
+    resets: ResetOptions = NO_RESET
     seed: Seed = 0
 
     @property
@@ -180,6 +189,7 @@ def _check(c: ImproveConfig) -> None:
         raise UserError("--latency is simulated time; a real robot has its own.")
     if importlib.util.find_spec("lerobot") is None:
         raise MissingDependencyError(NO_LEROBOT)
+    check_options(c.resets, OPTION_NAMES)
     # The policy, what it learns from, and how.
     checkpoint.find(c.policy)
     for path in c.demos:

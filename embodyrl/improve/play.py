@@ -17,7 +17,10 @@ from embodyrl.real_robot.control.episode import EndedBy
 from embodyrl.real_robot.control.messages import Mode
 from embodyrl.real_robot.control.ticker import INTERRUPTED
 from embodyrl.real_robot.logs.mcap_log import outcome, read
-from embodyrl.real_robot.record.episode_logs import EpisodeLogs
+from embodyrl.real_robot.record.episode_logs import EpisodeLogs, logs_folder
+from embodyrl.real_robot.resets.between import Between
+from embodyrl.real_robot.resets.in_turn import InTurn
+from embodyrl.real_robot.resets.options import NO_RESET
 from embodyrl.storage import checkpoint
 from embodyrl.storage.paths import fingerprint
 
@@ -90,12 +93,47 @@ def play_stage(config: ImproveConfig, stage: Episodes) -> list[Row]:
             detectors=[stage.detector] if stage.detector else [],
         )  # fmt: skip
         person = open_person(opened, config, deployment, stage.helped)
+        between = _between(opened, config, stage, deployment, person)
         deployment.require_ready()
+        broken = ""
         for init in missing:
-            rows.append(_play_one(config, stage, logs, deployment, person, init, len(rows)))
+            between.prepare(init, _arrange(stage, init), broken)
+            row = _play_one(config, stage, logs, deployment, person, between, init, len(rows))
+            between.state.ended = row["solved"]
+            # Only a simulated arm goes on after it was driven against something.
+            broken = row["reason"] if row["mode"] == Mode.FAULT else ""
+            rows.append(row)
             if _budget_spent(config, stage, rows):
                 break
     return rows
+
+
+def _between(
+    opened: ExitStack,
+    config: ImproveConfig,
+    stage: Episodes,
+    deployment: Deployment,
+    person: Person,
+) -> Between:
+    """What happens between the episodes of a stage.
+
+    A simulated arm arranges the initial states of a look, the same for both policies.
+    """
+    connected = deployment.connected
+    options = config.resets if stage.helped or config.robot != "twin" else NO_RESET
+    between = deployment.between(
+        opened, options, person.ask, log=str(logs_folder(stage.out) / "resets"), record=True,
+        operator=person.operator, seed=config.seed,
+    )  # fmt: skip
+    if options.practice and not hasattr(connected.robot, "go_on"):
+        connected.robot = InTurn(connected.robot, between, options.prompt)
+    return between
+
+
+def _arrange(stage: Episodes, init: int) -> str:
+    """What a person must do before an episode."""
+    same = "" if stage.helped else ", the same for both policies"
+    return f"Arrange scene {stage.inits.index(init) + 1}{same}."
 
 
 def _budget_spent(config: ImproveConfig, stage: Episodes, rows: Sequence[Row]) -> bool:
@@ -109,22 +147,18 @@ def _play_one(
     logs: EpisodeLogs,
     deployment: Deployment,
     person: Person,
+    between: Between,
     init: int,
     number: int,
 ) -> Row:
     """Plays one episode, and keeps it unless it was interrupted."""
     connected = deployment.connected
-    # 1. The scene.
-    if not connected.arranges:
-        scene = stage.inits.index(init) + 1
-        same = "" if stage.helped else ", the same for both policies"
-        person.ask(f"Arrange scene {scene}{same}.")
-    connected.begin(init)
-    # 2. The episode.
-    settings = {"checkpoint": stage.policy, "robot": config.robot, "speed": config.speed}
-    described = deployment.described(
-        {**settings, "split": "train" if stage.helped else "eval"}, init
-    )
+    # 1. The episode.
+    settings: dict[str, Any] = {"checkpoint": stage.policy, "robot": config.robot}
+    settings |= {"speed": config.speed}
+    settings |= {"split": "train" if stage.helped else "eval"}
+    settings |= {"back": between.state.back, "asked": between.state.asked}
+    described = deployment.described(settings, init)
     log = logs.start(described, connected.clock.now(), connected.safety.robot)
     decoder = deployment.decoder()
     person.begin(decoder)
@@ -138,7 +172,7 @@ def _play_one(
             f"{INTERRUPTED}: the arm is at rest, and the episode that was going on is not kept. The same "
             "command goes on."
         )
-    # 3. Keep it.
+    # 2. Keep it.
     kept = logs.finish(row["solved"])
     found = outcome(kept.path)
     said = f"{found['reason']}, {found['duration']:.1f} s"

@@ -29,6 +29,7 @@ def helped_figures(rows: Sequence[Row]) -> dict[str, Any]:
 
     Returns:
         ``episodes``; ``alone``, those that the policy solved without help; ``solved`` in all;
+        ``asked``, before which a person had to make the scene ready because a reset had failed;
         ``interventions``; ``rewinds``; ``person_seconds``; and ``robot_seconds``, by the arm's
         clock.
     """
@@ -36,6 +37,7 @@ def helped_figures(rows: Sequence[Row]) -> dict[str, Any]:
         "episodes": len(rows),
         "alone": sum(row["solved"] and not row["help"]["times"] for row in rows),
         "solved": sum(row["solved"] for row in rows),
+        "asked": sum(row["asked"] for row in rows),
         "interventions": sum(row["help"]["times"] for row in rows),
         "rewinds": sum(row["help"]["rewinds"] for row in rows),
         "person_seconds": round(sum(row["help"]["seconds"] for row in rows), 2),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from embodyrl.errors import MissingDependencyError, UserError
+from embodyrl.real_robot.resets.command_line import add_reset_options, given_resets
 from embodyrl.storage.paths import expand_paths, explain_os_error, require_writable
 
 DEPLOY_HELP = """examples:
@@ -21,6 +22,7 @@ DEPLOY_HELP = """examples:
   embodyrl deploy runs/ppo --operator                    with a page to take over, stop and label
   embodyrl deploy runs/ppo --operator --detector runs/detector    it asks before it fails
   embodyrl deploy runs/ppo --operator ws://127.0.0.1:8002/left    one of several arms
+  embodyrl deploy runs/ppo --reset return.yaml --episodes 20    waypoints bring the scene back
   embodyrl deploy runs/ppo --robot ros2                  on what `embodyrl twin runs/ppo` plays
   embodyrl deploy runs/ppo --robot ros2 --robot-file arm.yaml    its own topics and workspace
   embodyrl deploy arm.onnx --mode sync --robot ros2 --robot-file arm.yaml    exported, no PyTorch
@@ -185,6 +187,7 @@ def add_deploy_options(sub: argparse.ArgumentParser) -> None:
     add_detector_option(sub)
     add_dream_options(sub)
     add_guidance_options(sub)
+    add_reset_options(sub, practice=False)
     add("--json", action="store_true")
 
 
@@ -339,6 +342,7 @@ def deploy(a: argparse.Namespace) -> int:
         detectors=a.detector,
         dream=dream_options(a),
         guidance=guidance_options(a),
+        resets=given_resets(a),
     )
     if a.json:
         print(json.dumps(result))

@@ -199,6 +199,69 @@ def test_lifting_the_wrong_block_is_no_success():
     assert tasks.TASKS["pick"].success(view)[0]
 
 
+def put_back_view(**changes):
+    """A block that lies in its quarter, the far left one, with the hand above it."""
+    at = {
+        "block": (0.55, 0.1, scene.BLOCK_HALF),
+        "other": (0.42, -0.1, scene.BLOCK_HALF),
+        "hand": (0.55, 0.1, 0.12),
+        "opening": 0.08,
+    } | changes
+    nothing = np.zeros((1, 3))
+    return tasks.View(
+        ee=np.array([at["hand"]]),
+        opening=np.array([at["opening"]]),
+        blocks=np.array([[at["block"], at["other"]]]),
+        goal=np.array([[0.5, 0.02, 0.001]]),
+        handle=nothing,
+        drawer=np.zeros(1),
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "solved"),
+    [
+        ({}, True),
+        ({"block": (0.46, 0.1, scene.BLOCK_HALF)}, False),  # near, not far
+        ({"block": (0.55, -0.1, scene.BLOCK_HALF)}, False),  # right, not left
+        ({"block": (0.62, 0.1, scene.BLOCK_HALF)}, False),  # outside the region
+        ({"block": (0.55, 0.1, 0.06)}, False),  # in the air
+        ({"other": (0.55, 0.04, scene.BLOCK_HALF)}, False),  # no room for the fingers
+        ({"hand": (0.55, 0.1, 0.05)}, False),
+        ({"opening": 0.048}, False),
+    ],
+)
+def test_a_block_is_back_only_in_its_quarter_and_let_go(changes, solved):
+    assert tasks.TASKS["put_back"].success(put_back_view(**changes))[0] == solved
+
+
+def test_put_back_begins_as_pick_ends_and_names_the_goals_quarter():
+    env = state_env(64, task="put_back", split="eval")
+    env.reset(init=range(64))
+    held = tasks.TASKS["pick"].success(env.view())
+    assert 0.6 < held.mean() < 0.9  # the others lie where pick may have lost them
+    middle = (scene.REGION_LOW + scene.REGION_HIGH) / 2
+    for k in range(64):
+        far, left = env.view().goal[k, :2] > middle
+        words = f"{'far' if far else 'near'} {'left' if left else 'right'}"
+        assert env.instructions[k].endswith(f"back on the {words}")
+    # Held blocks stay in the hand while it is told to stay closed.
+    still = torch.zeros(64, 10, 4)
+    env.step(still)
+    assert (tasks.TASKS["pick"].success(env.view()) == held).all()
+
+
+def test_a_task_that_undoes_another_has_its_code_with_the_other_sign():
+    codes = {}
+    for task in ("pick", "put_back"):
+        env = state_env(1, task=task)
+        codes[task] = env.reset(init=[0]).privileged[0, -5:]
+    assert codes["pick"].tolist() == [0, 0, 1, 0, 0]
+    assert torch.equal(codes["put_back"], -codes["pick"])
+    assert tasks.counterpart("pick") == "put_back" and tasks.counterpart("put_back") == "pick"
+    assert tasks.counterpart("push") == ""
+
+
 def test_dense_reward_is_the_change_of_a_potential():
     env = state_env(8, reward="dense", terminate_on_success=False, max_episode_steps=1000)
     env.reset(init=range(8))

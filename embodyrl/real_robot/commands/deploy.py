@@ -19,6 +19,12 @@ from embodyrl.real_robot.logs.mcap_log import RunLog
 from embodyrl.real_robot.operator.device_operator import open_operator
 from embodyrl.real_robot.policy_link.dream_options import NO_DREAM, DreamOptions
 from embodyrl.real_robot.policy_link.guidance_options import NO_GUIDANCE, GuidanceOptions
+from embodyrl.real_robot.resets.options import (
+    NO_RESET,
+    OPTION_NAMES,
+    ResetOptions,
+    check_options,
+)
 from embodyrl.storage.atomic_files import write_json
 
 
@@ -45,6 +51,7 @@ def deploy_checkpoint(
     detectors: Sequence[str] = (),
     dream: DreamOptions = NO_DREAM,
     guidance: GuidanceOptions = NO_GUIDANCE,
+    resets: ResetOptions = NO_RESET,
 ) -> dict[str, Any]:
     """Runs a policy on a robot: policy server, client, executor, safety filter, robot.
 
@@ -80,19 +87,23 @@ def deploy_checkpoint(
         detectors: folders of failure detectors; each asks for a person when it sees an episode fail.
         dream: lets a world model choose among the policy's proposals.
         guidance: how far to move from the policy that training began with; not with the mode rtc.
+        resets: who brings the scene back between episodes.
 
     Returns:
         ``execute`` (actions executed of each chunk) of ``horizon`` (planned), ``episodes``
         (counted), ``ended_by_person`` and ``ended_by_fault`` (not counted),
         ``successes``, ``success_rate`` (None for no counted episode), ``interval``,
-        ``stopped_by`` (``"person"`` or ``"fault"``; empty where nothing was amiss), and per episode
-        ``results``.
+        ``stopped_by`` (``"person"`` or ``"fault"``; empty where nothing was amiss), ``resets`` (see
+        ``ResetCounts``), and per episode ``results``.
 
     Raises:
         UserError: the pre-flight check failed, or the policy does not fit the robot.
     """
     if episodes < 1:
         raise UserError("--episodes must be at least 1.")
+    check_options(resets, OPTION_NAMES)
+    if dry_run and resets.path:
+        raise UserError("--dry-run sends no command, and a reset moves the arm: leave out --reset.")
     settings = {
         "checkpoint": str(path),
         "robot": robot,
@@ -104,6 +115,7 @@ def deploy_checkpoint(
         "dream": dream.dream,
         "base": guidance.base,
         "guidance": guidance.guidance,
+        "reset_by": resets.path,
     }
     results: list[dict[str, Any]] = []
     result: dict[str, Any] = {}
@@ -123,11 +135,13 @@ def deploy_checkpoint(
         ask = ask_at_terminal if page is None else page.ask
         # 2. Check everything before anything moves.
         deployment.require_ready()
+        between = deployment.between(
+            opened, resets, ask, log=str(Path(out) / "resets"), record=record, operator=person,
+            token=read_token(token_file), seed=seed,
+        )  # fmt: skip
         # 3. Run the episodes.
         for init in range(episodes):
-            if not connected.arranges:
-                ask(f"Arrange the scene for episode {init + 1}, and go on.")
-            connected.begin(init)
+            between.prepare(init, f"Arrange the scene for episode {init + 1}, and go on.")
             file = Path(out) / f"episode_{init:04d}.mcap"
             described = deployment.described(settings, init)
             log = RunLog(file, described, connected.clock.now(), connected.safety.robot)
@@ -136,11 +150,13 @@ def deploy_checkpoint(
             finally:
                 log.close()
             results.append({"init": init, "log": str(log.path), **row})
+            between.state.ended = row["solved"] if row["ended_by"] != EndedBy.FAULT else None
             # 4. Sum up, after every episode: what comes next may be a power cut.
             execution = deployment.execution
             env = str(deployment.client.metadata["env"])
             chunk = {"execute": execution.asks_after, "horizon": execution.horizon}
             result = {"env": env, **settings, **chunk, **_summary(results)}
+            result["resets"] = between.summary()
             write_json(Path(out) / "result.json", result)
             text = f"{row['reason']}, {row['seconds']:.1f} s; {score_line(result)}"
             print(f"  episode {init}: {text}", flush=True)
@@ -161,6 +177,9 @@ def score_line(result: dict[str, Any]) -> str:
         if count:
             verb = "were" if count > 1 else "was"
             said.append(f"{count} of {total} {verb} ended by a {who}, not counted")
+    resets = result["resets"]
+    if resets["resets"]:
+        said.append(f"a person was asked for {resets['asked']} of {resets['resets']} resets")
     return "; ".join(said)
 
 

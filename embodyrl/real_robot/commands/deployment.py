@@ -33,6 +33,9 @@ from embodyrl.real_robot.policy_link.dream_options import NO_DREAM, DreamOptions
 from embodyrl.real_robot.policy_link.file_policy import FilePolicy
 from embodyrl.real_robot.policy_link.guidance_options import NO_GUIDANCE, GuidanceOptions
 from embodyrl.real_robot.policy_link.metadata import camera_sizes
+from embodyrl.real_robot.resets.between import Between
+from embodyrl.real_robot.resets.open_resets import open_between
+from embodyrl.real_robot.resets.options import ResetOptions
 
 
 @dataclass
@@ -75,6 +78,26 @@ class Deployment:
         safety = self.connected.safety
         space = action_space(self.client.metadata)
         return DeltaDecoder(space, self.execution.control_hz, safety.box_low, safety.box_high)
+
+    def between(
+        self,
+        opened: ExitStack,
+        options: ResetOptions,
+        ask: Callable[[str], None],
+        *,
+        log: str,
+        record: bool,
+        operator: Operator | None = None,
+        token: str = "",
+        seed: int = 0,
+    ) -> Between:
+        """What happens between the episodes; see ``open_resets.open_between``."""
+        facts = self.client.metadata
+        return open_between(
+            opened, self.connected, options, facts=facts, decoder=self.decoder, ask=ask,
+            described={"policy": facts}, log=log, record=record, operator=operator, token=token,
+            seed=seed,
+        )  # fmt: skip
 
     def described(self, settings: Mapping[str, Any], init: int) -> dict[str, Any]:
         """What the log of an episode begins with: all that is needed to read it later."""

@@ -14,14 +14,17 @@ from embodyrl.real_robot.control import input_checks, kinematics
 from embodyrl.real_robot.control.actions import DeltaDecoder
 from embodyrl.real_robot.control.clocks import Clock
 from embodyrl.real_robot.control.episode import event_lines
+from embodyrl.real_robot.control.frozen_camera import FrozenCameraCheck
 from embodyrl.real_robot.control.messages import Mode
-from embodyrl.real_robot.control.robot import Robot
+from embodyrl.real_robot.control.robot import NotReadyError, Robot
 from embodyrl.real_robot.control.safety import CONTACT_REASONS, Event, SafetyFilter
 from embodyrl.real_robot.control.ticker import AT_REST
 from embodyrl.real_robot.logs.mcap_log import RunLog
 
 WISHES = ("estop", "hold", "run", "takeover", "release", "success", "failure")
 """What an operator can ask for here; there is no way back and no clearing of faults."""
+PATIENCE = 0.5
+"""s that an image may be late before the chunk is given up."""
 
 
 class StepDriver:
@@ -87,12 +90,19 @@ class StepDriver:
         if self._thread is not None:
             self._thread.start()
 
-    def act(self, action: NDArray[np.float32], seen: dict[str, Any] | None = None) -> float:
+    def act(
+        self,
+        action: NDArray[np.float32],
+        seen: dict[str, Any] | None = None,
+        *,
+        logged: bool = True,
+    ) -> float:
         """Takes an action now.
 
         Args:
             action: (A,).
             seen: what the policy saw before it, for the log.
+            logged: whether the log has it as an action, and not only the ticks that follow.
 
         Returns:
             When the next action is due.
@@ -108,7 +118,7 @@ class StepDriver:
             late = now - self._action_ends
             began = self._action_ends if late < 0.5 * self.decoder.period else now
             self._action_ends = began + self.decoder.period
-            if self._log is not None:
+            if self._log is not None and logged:
                 self._log.action(now, np.clip(action, -1.0, 1.0), self.person, seen)
             return self._action_ends
 
@@ -126,18 +136,23 @@ class StepDriver:
         while self._tick_due < stamp - 1e-9:
             self._tick()
 
-    def go_home(self, home: Sequence[float]) -> None:
-        """Moves the hand to ``home`` (3,) m with open fingers, by actions like the policy's."""
+    def go_home(self, home: Sequence[float], is_open: bool = True) -> None:
+        """Moves the hand to ``home`` (3,) m, by actions like the policy's.
+
+        Args:
+            home: in the base's frame.
+            is_open: whether the fingers are open on the way.
+        """
         space = self.decoder.space
         self.decoder.rotation = kinematics.DOWN
         action = np.zeros(space.dims, np.float32)
-        action[-1] = 1.0
+        action[-1] = 1.0 if is_open else -1.0
         for _ in range(200):
             way = (np.array(home) - self.decoder.position) / space.metres
             if np.abs(way).max() < 0.1 or self.broken:
                 return
             action[:3] = np.clip(way, -0.5, 0.5)
-            self.wait_until(self.act(action))
+            self.wait_until(self.act(action, logged=False))
 
     def stop(self, seconds: float = 2.0) -> None:
         """Brings the arm to rest within ``seconds`` and ends the thread."""
@@ -229,3 +244,24 @@ class StepDriver:
         self.events.append(event)
         if self._log is not None:
             self._log.event(event.stamp, "mode", f"{event.before} -> {event.after}: {event.reason}")
+
+
+def patient_look(cameras: FrozenCameraCheck, driver: StepDriver, simulated: bool) -> dict[str, Any]:
+    """What the policy sees now (``Robot.observe``); waits up to ``PATIENCE`` s for a late image.
+
+    Args:
+        cameras: of the driver's robot.
+        driver: of the arm.
+        simulated: whether time stands still meanwhile, so that no image can come.
+
+    Raises:
+        NotReadyError: no image came in time.
+    """
+    end = driver.clock.now() + PATIENCE
+    while True:
+        try:
+            return cameras.observe(driver.decoder)
+        except NotReadyError:
+            if simulated or driver.clock.now() > end:
+                raise
+            driver.clock.sleep_until(driver.clock.now() + 0.02)

@@ -12,6 +12,7 @@ from embodyrl.real_robot.connect_robot import ROBOTS
 from embodyrl.real_robot.control.actions import SPACES
 from embodyrl.real_robot.control.safety_config import REACH
 from embodyrl.real_robot.env.reflector_judge import ReflectorJudge
+from embodyrl.real_robot.resets.options import ResetOptions, check_options
 from embodyrl.storage.paths import machine_setting, path_setting
 from embodyrl.types import Conventions, EnvSpec
 
@@ -38,7 +39,19 @@ class RobotConfig(EnvConfig):
         control_hz: actions per second that the policy was trained at.
         speed: share of that rate at which actions are carried out (``--speed`` of ``embodyrl deploy``).
         max_episode_steps: number of actions in an episode.
-        home: (3,) m, where the hand goes before a person arranges the scene.
+        home: (3,) m, where the hand goes before a person arranges the scene, and after a reset.
+        reset: who brings the scene back between episodes: a file of waypoints (``.yaml``), the log
+            of an episode that is played again (``.mcap``), or a policy of the task that undoes this
+            one (a checkpoint, or ``ws://host:port``). Empty: a person, a topic or the simulator.
+        practice: the policy plays this task and the one that undoes it in turn, each beginning
+            where the other ended.
+        reset_seconds: that one try of a reset may take, by the arm's clock.
+        reset_tries: after so many failed tries of a reset in a row, or failed episodes of the task
+            that undoes this one, a person is asked.
+        ask_after: failed episodes of this task in a row after which a person is asked; 0 for never.
+        reset_prompt: instruction of the task that undoes this one, for a real arm.
+        reset_reflector: folder of the reflector that tells whether the scene is back; empty means
+            the simulator or the topic ``scene_ready``.
         log: folder of the episodes' logs (MCAP); empty for none.
         record: also log what the policy sees before each action, so that ``embodyrl data
             from-logs`` can make a data set.
@@ -74,6 +87,13 @@ class RobotConfig(EnvConfig):
     speed: Annotated[float, Range(0, 1, open_low=True)] = 0.25
     max_episode_steps: Count = 40
     home: tuple[Metres, Metres, Metres] = (0.45, 0.0, 0.25)
+    reset: str = path_setting()
+    practice: bool = False
+    reset_seconds: Annotated[float, Range(0, 3600, open_low=True)] = ResetOptions.seconds
+    reset_tries: Count = ResetOptions.tries
+    ask_after: CountOrZero = ResetOptions.ask_after
+    reset_prompt: str = ""
+    reset_reflector: str = path_setting()
     log: str = machine_setting("")
     record: bool = machine_setting(False)
     corrector: CountOrZero = 0
@@ -91,8 +111,13 @@ class RobotConfig(EnvConfig):
         return True
 
     def for_evaluation(self, split: str) -> EnvConfig:
-        """The same robot without a person: only the policy is scored."""
-        return replace(self.alone(), split=split, corrector=0)
+        """The same robot without a person: only the policy is scored.
+
+        A simulated arm arranges the initial states of its evaluation, so that they are the same for
+        every policy. A real one has the scene brought back as in training.
+        """
+        alone = replace(self.alone(), split=split, corrector=0)
+        return alone if self.robot != "twin" else replace(alone, **_NO_RESET)
 
     def alone(self) -> RobotConfig:
         """The same without a person, at a page or with a device."""
@@ -110,7 +135,28 @@ class RobotConfig(EnvConfig):
         """The simulated robot, without a page or a log; None for a real one."""
         if self.robot != "twin":
             return None
-        return replace(self.alone(), log="", record=False)
+        return replace(self.alone(), log="", record=False, **_NO_RESET)
+
+
+_RESET_KEYS = {
+    "path": "reset",
+    "practice": "practice",
+    "seconds": "reset_seconds",
+    "tries": "reset_tries",
+    "ask_after": "ask_after",
+    "prompt": "reset_prompt",
+    "reflector": "reset_reflector",
+}
+"""Field of ``ResetOptions`` -> that of ``RobotConfig``."""
+_NO_RESET: dict[str, Any] = {
+    key: getattr(ResetOptions, field) for field, key in _RESET_KEYS.items()
+}
+
+
+def reset_options(config: RobotConfig) -> ResetOptions:
+    """Who brings the scene back between episodes."""
+    given = {field: getattr(config, key) for field, key in _RESET_KEYS.items()}
+    return ResetOptions(**given, home=config.home)
 
 
 def robot_spec(config: RobotConfig, proprio_dim: int) -> EnvSpec:
@@ -173,6 +219,8 @@ def check_settings(config: RobotConfig) -> None:
             "env.corrector works with the simulated arm alone, because its scripted expert needs "
             f"the simulator's state. env.robot is {config.robot}."
         )
+    options = reset_options(config)
+    check_options(options, {field: f"env.{key}" for field, key in _RESET_KEYS.items()})
     # Who is beside the arm.
     page = config.operator >= 0 or config.operator_page
     if config.operator >= 0 and config.operator_page:

@@ -23,6 +23,7 @@ from embodyrl.real_robot.connect_robot import (
     ros_robot,
     simulated_robot,
 )
+from embodyrl.real_robot.control import kinematics
 from embodyrl.real_robot.control.actions import SPACES, DeltaDecoder, proprio_dim
 from embodyrl.real_robot.control.clocks import PacedClock
 from embodyrl.real_robot.control.frozen_camera import FrozenCameraCheck
@@ -30,11 +31,12 @@ from embodyrl.real_robot.control.messages import Mode
 from embodyrl.real_robot.control.operator import HOLDS, LOST, WISHES, Operator
 from embodyrl.real_robot.control.robot import NotReadyError
 from embodyrl.real_robot.control.safety import SafetyFilter
-from embodyrl.real_robot.control.step_driver import StepDriver
+from embodyrl.real_robot.control.step_driver import StepDriver, patient_look
 from embodyrl.real_robot.env.config import (
     RobotConfig,
     check_settings,
     reflector_judge,
+    reset_options,
     robot_spec,
     task_config,
 )
@@ -43,18 +45,21 @@ from embodyrl.real_robot.env.reflector_judge import ReflectorJudge
 from embodyrl.real_robot.logs.mcap_log import RunLog
 from embodyrl.real_robot.operator.device_operator import open_operator
 from embodyrl.real_robot.policy_link.metadata import policy_facts
+from embodyrl.real_robot.record.clear_scene import go_home
+from embodyrl.real_robot.resets.between import Between, SceneState
+from embodyrl.real_robot.resets.open_resets import open_between
 from embodyrl.types import Obs, Step
 
 Judge = Callable[[dict[str, Any]], tuple[float, bool]]
 """What the policy sees (``Robot.observe``) -> reward, and whether the task is solved."""
-PATIENCE = 0.5
-"""s that an image may be late before the chunk is given up."""
 WITHOUT_HELP = ("estop", "hold", LOST, "run")
 """What the person of an arm may ask for while its policy is evaluated, which nobody helps."""
 _people: dict[tuple[str, str], Operator] = {}
 """(robot, address) -> the person at that arm's page, whose stop must reach its evaluation too."""
 _active_env: dict[tuple[str, str], RobotEnv] = {}
 """(robot, address) -> the env that moves it: training and evaluation have one each, for one arm."""
+_scenes: dict[tuple[str, str], SceneState] = {}
+"""(robot, address) -> the scene before that arm."""
 
 
 class RobotEnv(SteppedVecEnv):
@@ -117,6 +122,12 @@ class RobotEnv(SteppedVecEnv):
         task = getattr(self._connected.robot, "spec", None)
         dims = task.proprio_dim if task is not None else proprio_dim(self._space)
         super().__init__(robot_spec(config, dims), config)
+        # Between the episodes.
+        try:
+            self.between = self._open_between()
+        except UserError:
+            self._open.close()
+            raise
 
     def _connect(
         self, cameras: dict[str, tuple[int, int]]
@@ -152,6 +163,35 @@ class RobotEnv(SteppedVecEnv):
             if self._operator is not None:
                 _people[self._arm_key] = self._operator
 
+    def _open_between(self) -> Between:
+        """What happens between the episodes: who makes the scene ready.
+
+        There is one scene before an arm: the env that scores goes on where the one that trains left
+        it.
+        """
+        config = self.config
+        facts = policy_facts(self.spec)
+        between = open_between(
+            self._open,
+            self._connected,
+            reset_options(config),
+            facts=facts,
+            decoder=self._decoder,
+            ask=self._ask_to_arrange,
+            described={"config": asdict(config), "policy": facts},
+            log=str(Path(config.log) / "resets") if config.log else "",
+            record=config.record,
+            # In an evaluation the person is at the page of the training.
+            operator=self._operator or _people.get(self._arm_key),
+            seed=config.seed,
+        )
+        if not self._connected.simulated:
+            if self._arm_key not in _scenes:
+                _scenes[self._arm_key] = between.state
+                self._open.callback(_scenes.pop, self._arm_key)
+            between.state = _scenes[self._arm_key]
+        return between
+
     @property
     def twin(self) -> Any:
         """The simulated arm."""
@@ -169,52 +209,66 @@ class RobotEnv(SteppedVecEnv):
         why = self._end_episode()
         if why and not connected.simulated:
             self._ask(f"The arm stopped: {why}. Look at it, mend the cause, and go on.")
-        if not connected.arranges:
-            # Clear the scene for the person, who then arranges it.
-            if self._episodes:
-                self._begin_episode(inits[0])
-                assert self._driver is not None
-                self._driver.go_home(self.config.home)
-                self._end_episode()
-            self._ask(
-                f"Arrange the scene for episode {self._episodes + 1} (initial state {inits[0]}), "
-                "and go on."
-            )
-        connected.begin(inits[0])
+        sentence = (
+            f"Arrange the scene for episode {self._episodes + 1} (initial state {inits[0]}), "
+            "and go on."
+        )
+        self._take_arm()
+        self.between.prepare(inits[0], sentence, why)
         self._begin_episode(inits[0])
         self._episodes += 1
         self._seen = None
 
-    def _begin_episode(self, init: int) -> None:
-        connected = self._connected
-        config = self.config
-        # There is one arm: an episode of another env on it ends here.
-        if not connected.simulated:
+    def _take_arm(self) -> None:
+        """Ends the episode of another env on this arm: there is one arm."""
+        if not self._connected.simulated:
             if (other := _active_env.get(self._arm_key)) not in (None, self):
                 other._end_episode()
             _active_env[self._arm_key] = self
-        decoder = DeltaDecoder(
-            self._space,
-            config.control_hz * config.speed,
-            connected.safety.box_low,
-            connected.safety.box_high,
-        )
+
+    def _ask_to_arrange(self, sentence: str) -> None:
+        """Clears the scene for a person, who then arranges it."""
+        if self._episodes:
+            go_home(self._connected, self._decoder(), self.config.home)
+        self._ask(sentence)
+
+    def _decoder(self) -> DeltaDecoder:
+        """Of the actions of an episode; fresh."""
+        safety = self._connected.safety
+        rate = self.config.control_hz * self.config.speed
+        return DeltaDecoder(self._space, rate, safety.box_low, safety.box_high)
+
+    def _begin_episode(self, init: int) -> None:
+        connected = self._connected
+        config = self.config
         if config.log:
             path = Path(config.log) / f"episode_{self._episodes:06d}.mcap"
             settings = {"init": init, "config": asdict(config), "policy": policy_facts(self.spec)}
+            settings |= {"back": self.between.state.back, "asked": self.between.state.asked}
             self._log = RunLog(path, settings, connected.clock.now(), connected.safety.robot)
         # The next action ends a hold that came because the owner took long to infer.
         guard = SafetyFilter(replace(connected.safety, resume="fresh_target"))
         self._cameras = FrozenCameraCheck(connected.robot)
         self._driver = StepDriver(
-            connected.robot, connected.clock, guard, decoder, not connected.simulated, self._log
+            connected.robot,
+            connected.clock,
+            guard,
+            self._decoder(),
+            not connected.simulated,
+            self._log,
         )
-        if isinstance(self._judge, ReflectorJudge):
+        if self.between.state.back and self.between.judge is not None:
+            self.between.judge.begin()
+        elif isinstance(self._judge, ReflectorJudge):
             self._judge.begin()
         self._overdue.begin()
         self._releasing = False
         self._outcome = {"solved": False, "reason": ""}
         self._driver.start()
+        # Where nothing puts the arm back, the hand would lean more from episode to episode: actions
+        # of four dimensions cannot turn it.
+        if self._space.dims == 4 and self.between.state.counts.resets:
+            self._driver.decoder.rotation = kinematics.DOWN
 
     def _end_episode(self) -> str:
         """Brings the arm to rest; returns why it could take no more actions, or nothing."""
@@ -262,6 +316,8 @@ class RobotEnv(SteppedVecEnv):
                 fault = True
         over = solved or bool(label) or driver.hit_something
         self._outcome = {"solved": solved, "reason": label or ("solved" if solved else "")}
+        if over or self.elapsed + 1 >= self.config.max_episode_steps:
+            self.between.state.ended = solved
         row = [torch.tensor([x], device=self.device) for x in (over, solved, fault)]
         tick = Tick(torch.tensor([reward], device=self.device), *row)
         if self._operator is not None:
@@ -329,6 +385,10 @@ class RobotEnv(SteppedVecEnv):
         Raises:
             UserError: the judge gave a reward that is no number, or larger than ``max_reward``.
         """
+        if self.between.state.back:
+            judge = self.between.judge
+            solved = judge is not None and judge(self.look)
+            return float(solved), solved
         if self._judge is not None:
             reward, solved = self._judge(self.look())
             most = self.config.max_reward
@@ -344,22 +404,17 @@ class RobotEnv(SteppedVecEnv):
     # ---- Observations.
 
     def look(self) -> dict[str, Any]:
-        """What the policy sees now; waits up to ``PATIENCE`` s for a late image.
+        """What the policy sees now; waits a moment for a late image (``patient_look``).
 
         Raises:
             NotReadyError: no image came in time.
         """
-        driver = self._driver
-        assert driver is not None
-        end = driver.clock.now() + PATIENCE
-        while True:
-            try:
-                self._seen = self._cameras.observe(driver.decoder)
-                return self._seen
-            except NotReadyError:
-                if self._connected.simulated or driver.clock.now() > end:
-                    raise
-                driver.clock.sleep_until(driver.clock.now() + 0.02)
+        assert self._driver is not None
+        seen = patient_look(self._cameras, self._driver, self._connected.simulated)
+        if self.between.state.back and self.config.reset_prompt:
+            seen = seen | {"prompt": self.config.reset_prompt}
+        self._seen = seen
+        return seen
 
     def _observe(self, env_ids: list[int] | None) -> Obs:
         try:

@@ -32,6 +32,7 @@ def export_logs(
     keep_failures: bool = False,
     most: int | None = None,
     turns: bool = False,
+    resets: bool = False,
 ) -> dict[str, Any]:
     """Writes one data set of all recorded episodes in a folder.
 
@@ -47,6 +48,8 @@ def export_logs(
         keep_failures: also keep the episodes that were not solved, with ``success`` False.
         most: number of episodes to keep, the first ones; None for all.
         turns: make an episode of each turn of the policy and of the person (``split_turns``).
+        resets: take the logs of resets (``resets.scene_reset``), and leave out all others; else the
+            other way round.
 
     Returns:
         Numbers of ``episodes``, ``solved`` ones among them, ``frames``, ``human_frames`` and
@@ -67,6 +70,7 @@ def export_logs(
     facts: dict[str, Any] | None = None
     teleoperated = False  # whether no policy acted in them
     writer: DatasetWriter | None = None
+    others = 0  # logs of another kind than was asked for
     doubts: list[Doubt] = []
     states: dict[int, np.ndarray] = {}  # of each episode
     numbers = ("episodes", "solved", "frames", "human_frames", "recovery_frames", "left_out")
@@ -77,6 +81,11 @@ def export_logs(
                 break
             messages = read(file)
             settings = messages["/run"][0]["settings"]
+            # What brings the scene back is no data of the task.
+            if ("reset" in settings) != resets:
+                others += 1
+                written["left_out"] += 1
+                continue
             own = settings.get("policy", {})
             if facts is not None and (
                 any(own.get(k) != facts.get(k) for k in ("cameras", *FACTS))
@@ -122,6 +131,11 @@ def export_logs(
         if writer is not None:
             writer.__exit__(type(error), error, None)
         raise
+    if facts is None and others == len(files):
+        raise UserError(
+            f"The {len(files)} logs in {folder} are all of "
+            f"{'episodes: leave out --resets.' if resets else 'resets: give --resets to take them.'}"
+        )
     if writer is None:
         raise UserError(
             f"None of the {len(files)} episodes in {folder} was solved. Keep them all: "

@@ -289,7 +289,10 @@ def read(path: str | Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def outcome(path: str | Path) -> dict[str, Any]:
-    """How the episode of a log ended (``/episode``), and its ``init``; reads no more than that.
+    """How the episode of a log ended (``/episode``); reads no more than that and ``/run``.
+
+    Of the settings it has ``init``, and ``asked``, whether a person had to make the scene ready
+    because a reset had failed.
 
     Raises:
         UserError: the file is no whole log.
@@ -300,7 +303,9 @@ def outcome(path: str | Path) -> dict[str, Any]:
             found: dict[str, Any] = {}
             for _, channel, _, message in reader.iter_decoded_messages(topics=["/run", "/episode"]):
                 found[channel.topic] = parse_json(message.data)
-            return {"init": found["/run"]["settings"].get("init"), **found["/episode"]}
+            settings = found["/run"]["settings"]
+            known = {"init": settings.get("init"), "asked": settings.get("asked", False)}
+            return {**known, **found["/episode"]}
     except OSError as error:
         raise no_access(error, path) from error
     except Exception as error:  # as in ``read``

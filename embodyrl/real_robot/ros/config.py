@@ -47,6 +47,8 @@ class Topics:
         max_clock_jump: s by which the clock that stamps the messages may jump.
         instruction: ``std_msgs/String``; empty where ``--prompt`` gives it.
         success: ``std_msgs/Bool``; empty where a person labels the episodes.
+        scene_ready: ``std_msgs/Bool``, whether the scene is as an episode begins, for a reset
+            without a person; empty where nothing tells.
         reset: ``std_msgs/Int64``, takes -1 and then the number of an initial state; empty where a
             person arranges the scene. The same number twice in a row means one reset.
         init: ``std_msgs/Int64``, the number of the initial state that was arranged last; -1 after
@@ -68,6 +70,7 @@ class Topics:
     max_clock_jump: float = 0.5
     instruction: str = ""
     success: str = ""
+    scene_ready: str = ""
     reset: str = ""
     init: str = ""
 

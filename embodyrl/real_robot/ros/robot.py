@@ -89,6 +89,7 @@ class RosRobot:
         self._images: dict[str, tuple[float, Image]] = {}  # (when measured, image)
         self._cameras = dict(cameras)
         self._success = False
+        self._scene_ready = False
         self._init = None
         self._arranged_at = -math.inf  # when the scene was arranged; what is older is of another
         self._last_width = -1.0
@@ -124,6 +125,7 @@ class RosRobot:
         for topic, kind, attribute in (
             (topics.instruction, str, "_prompt"),
             (topics.success, bool, "_success"),
+            (topics.scene_ready, bool, "_scene_ready"),
             (topics.init, int, "_init"),
         ):
             self._hear(
@@ -324,6 +326,15 @@ class RosRobot:
     def solved(self) -> bool:
         """See ``Robot``."""
         return self._success
+
+    @property
+    def tells_ready(self) -> bool:
+        """Whether a topic says that the scene is as an episode begins."""
+        return bool(self._topics.scene_ready)
+
+    def scene_ready(self) -> bool:
+        """What that topic said last."""
+        return self._scene_ready
 
     def close(self) -> None:
         """See ``Robot``."""

@@ -44,6 +44,15 @@ class FrankaSimInScene(LibfrankaRobot):
         # From the scene's time to that of the arm.
         self._offset = self.now() - self.twin.now()
 
+    def go_on(self, init: int, back: bool) -> None:
+        """See ``MujocoTwin.go_on``."""
+        self.twin.go_on(init, back)
+
+    @property
+    def at_back(self) -> bool:
+        """See ``MujocoTwin.at_back``."""
+        return self.twin.at_back
+
     def sleep_until(self, stamp: float) -> None:
         """See ``Clock``; the scene moves on by the same time."""
         super().sleep_until(stamp)

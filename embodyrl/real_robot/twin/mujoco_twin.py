@@ -13,7 +13,8 @@ import numpy as np
 from embodyrl.errors import UserError
 from embodyrl.real_robot.control.actions import DeltaDecoder
 from embodyrl.real_robot.control.messages import Array, Command, RobotState
-from embodyrl.sims.mujoco import kinematics
+from embodyrl.sims.mujoco import kinematics, layouts, tasks
+from embodyrl.sims.mujoco.config import task_names
 from embodyrl.sims.mujoco.env import WORKSPACE_HIGH, WORKSPACE_LOW, MujocoConfig, MujocoEnv
 
 BOX = {"box_low": tuple(WORKSPACE_LOW.tolist()), "box_high": tuple(WORKSPACE_HIGH.tolist())}
@@ -42,6 +43,7 @@ class MujocoTwin(MujocoEnv):
             dataclasses.replace(config, num_envs=1, num_threads=config.num_threads or 1)
         )
         self.data = mujoco.MjData(self.model)
+        self._own_tasks = self.tasks
         self._now = 0.0
         self.reflex = ""
 
@@ -50,6 +52,7 @@ class MujocoTwin(MujocoEnv):
 
         The same state and the same commands give the same episode.
         """
+        self.tasks = self._own_tasks
         self.reset(init=[init])
         self._now = 0.0
         # Copy the state of the environment, which draws and judges, into the physics of the twin.
@@ -61,6 +64,34 @@ class MujocoTwin(MujocoEnv):
         self._grip = self._grip_cmd[0]
         # The commanded path: times (k,), angles (k, 7) and velocities (k, 7) of its knots.
         self._knots = np.array([self._now]), self._q_cmd[:1].copy(), np.zeros((1, 7))
+
+    def go_on(self, init: int, back: bool) -> None:
+        """Begins an episode in the scene as it lies: nothing is arranged, and the clock goes on.
+
+        Args:
+            init: draws where the block is put back to.
+            back: whether its task is the one that undoes the config's.
+
+        Raises:
+            UserError: no embedded task undoes it.
+        """
+        undoing = counterpart_of(self.config) if back else self._own_tasks[0].name
+        task = tasks.TASKS[undoing]
+        self.tasks = [task]
+        self._task_id[0] = 0
+        self._update_env()
+        layout = self.layouts[0]
+        assert layout is not None
+        others = self.view().blocks[0, 1:, :2]
+        layouts.ask_for(layout, task, self.config.split, init, others)
+        self.instructions[0] = layout.instruction
+        if task.undoes:
+            self._ball_or_zone[0] = layout.zone
+
+    @property
+    def at_back(self) -> bool:
+        """Whether the present task is the one that undoes the config's."""
+        return self.tasks[self._task_id[0]].name != self._own_tasks[0].name
 
     def now(self) -> float:
         """See ``Clock``."""
@@ -172,3 +203,20 @@ class MujocoTwin(MujocoEnv):
         mujoco.mj_getState(self.model, self.data, self._state[0], _STATE)
         self._ee[:], self._ee_rot[:], _ = kinematics.forward(self.data.qpos[None, :7])
         self._stale[0] = True
+
+
+def counterpart_of(config: MujocoConfig) -> str:
+    """The embedded task that undoes the one of a config, or the first one of a pair.
+
+    Raises:
+        UserError: there is none, or the config has other tasks besides.
+    """
+    names = task_names(config)
+    found = tasks.counterpart(names[0])
+    if not found or names[1:] not in ((), (found,)):
+        pairs = [f"{t.undoes} and {t.name}" for t in tasks.TASKS.values() if t.undoes]
+        raise UserError(
+            f"No embedded task undoes {' and '.join(names)}, so the simulated arm cannot go on "
+            f"by itself. Tasks that undo each other: {', '.join(pairs)}."
+        )
+    return found

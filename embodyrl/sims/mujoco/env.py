@@ -175,15 +175,15 @@ class MujocoEnv(SteppedVecEnv):
             )
             for t, init in zip(task_ids, inits, strict=True)
         ]
-        # The arm: at rest, its hand where the layout wants it, pointing down, fingers open.
+        # The arm: at rest, its hand where the layout wants it, pointing down.
         start = np.array([layout.ee for layout in drawn])
         down = np.broadcast_to(kinematics.DOWN, (len(ids), 3, 3))
         q = kinematics.solve(start, down, iterations=10)
         self._state[ids] = 0.0
         self._state[ids, _ARM] = q
-        self._state[ids, _FINGERS] = 0.04
+        self._state[ids, _FINGERS] = np.array([[layout.finger] for layout in drawn])
         self._q_cmd[ids] = q
-        self._grip_cmd[ids] = 0.04
+        self._grip_cmd[ids] = [layout.grip for layout in drawn]
         self._ee[ids], self._ee_rot[ids], _ = kinematics.forward(q)
         self._target[ids] = self._ee[ids]
         self._target_rot[ids] = down
@@ -204,9 +204,11 @@ class MujocoEnv(SteppedVecEnv):
             column = _BLOCKS + 7 * i
             quat = (np.cos(yaw / 2), 0.0, 0.0, np.sin(yaw / 2))
             self._state[k, column : column + 7] = (x, y, z, *quat)
-        markers = {"ball": layout.ball, "zone": layout.zone, None: scene.AWAY}
+        unmarked = layout.zone if task.undoes else scene.AWAY
+        markers = {"ball": layout.ball, "zone": layout.zone, None: unmarked}
         self._ball_or_zone[k] = markers[task.marker]
-        places = [layout.ball, layout.zone, layout.cabinet]
+        zone = layout.zone if task.marker == "zone" else scene.AWAY
+        places = [layout.ball, zone, layout.cabinet]
         self._frame.mocap_pos[k] = places[: self.model.nmocap]
 
     def _style(self, k: int, layout: layouts.Layout) -> None:

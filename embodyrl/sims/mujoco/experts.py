@@ -39,6 +39,8 @@ class Waypoint:
 
     Otherwise the list starts again.
     """
+    needless: Callable[[View], NDArray[np.bool_]] | None = None
+    """(n,) where the waypoint is left out, e.g. because the block is in the hand already."""
 
 
 def _block(dz: float = 0.0, number: int = 0) -> Callable[[View], Array]:
@@ -65,6 +67,12 @@ def _held(v: View) -> NDArray[np.bool_]:
     return np.sqrt(((v.blocks[:, 0] - v.ee) ** 2).sum(-1)) < 0.04
 
 
+def _lifted(v: View) -> NDArray[np.bool_]:
+    """Whether the hand holds the block above the table."""
+    high = v.blocks[:, 0, 2] - scene.BLOCK_HALF > 0.015
+    return _held(v) & high & (v.opening < 2 * scene.BLOCK_HALF + 0.006)
+
+
 def _in_line(v: View) -> NDArray[np.bool_]:
     """Whether the hand is close behind the block on the line to the zone."""
     ahead = v.blocks[:, 0, :2] - v.ee[:, :2]
@@ -74,11 +82,22 @@ def _in_line(v: View) -> NDArray[np.bool_]:
     return (aside < 0.03) & ((ahead * along).sum(-1) > 0.0)
 
 
+def _over_goal(dz: float) -> Callable[[View], Array]:
+    """Where the hand must be for the held block to lie ``dz`` above the goal on the table."""
+    rest = np.array([0.0, 0.0, scene.BLOCK_HALF + dz])
+    return lambda v: v.ee + v.goal * [1, 1, 0] + rest - v.blocks[:, 0]
+
+
 def _over_second(dz: float) -> Callable[[View], Array]:
     """Where the hand must be for the held block to be ``dz`` above the second one."""
     return lambda v: v.ee + v.blocks[:, 1] + [0.0, 0.0, dz] - v.blocks[:, 0]
 
 
+_GRASP = (
+    Waypoint(_block(0.07), tolerance=0.025, needless=_lifted),
+    Waypoint(_block(0.0), tolerance=0.010, needless=_lifted),
+    Waypoint(_block(0.0), closed=True, tolerance=0.05, dwell=4, needless=_lifted),
+)
 PROGRAMS: dict[str, Sequence[Waypoint]] = {
     "reach": (Waypoint(lambda v: v.goal, tolerance=0.0),),
     "pick": (
@@ -116,6 +135,13 @@ PROGRAMS: dict[str, Sequence[Waypoint]] = {
         Waypoint(lambda v: v.handle + 0.1 * _UP, tolerance=0.015),
         Waypoint(lambda v: v.handle + 0.1 * _UP, closed=True, tolerance=0.05, dwell=4),
         Waypoint(lambda v: v.ee - _FORWARD, closed=True, tolerance=0.0, speed=0.7),
+    ),
+    "put_back": (
+        *_GRASP,
+        Waypoint(_over_goal(0.07), closed=True, tolerance=0.025, keep=_held),
+        Waypoint(_over_goal(0.002), closed=True, tolerance=0.012, keep=_held),
+        Waypoint(lambda v: v.ee, tolerance=0.05, dwell=3),
+        Waypoint(lambda v: v.ee + _UP, tolerance=0.0),
     ),
 }
 
@@ -194,6 +220,12 @@ class ScriptedExpert:
             if waypoint.keep is not None:
                 slipped = rows[(self._phase[rows] == number) & ~waypoint.keep(view)]
                 self._phase[slipped] = self._dwell[slipped] = 0
+        # What is needless is left out, waypoint by waypoint.
+        for number, waypoint in enumerate(program):
+            if waypoint.needless is not None:
+                done = rows[(self._phase[rows] == number) & waypoint.needless(view)]
+                self._phase[done] += 1
+                self._dwell[done] = 0
         # Who is at the waypoint, and has stayed long enough, goes on to the next.
         phase = self._phase[rows]
         there = np.sqrt(((goals[phase, every] - view.ee) ** 2).sum(-1)) < tolerance[phase]

@@ -27,6 +27,17 @@ PALETTE = {
 }
 START_EE = np.array([0.44, 0.0, 0.17])
 MIN_GAP = 0.095
+QUARTERS = {
+    "near right": (0, 0),
+    "near left": (0, 1),
+    "far right": (1, 0),
+    "far left": (1, 1),
+}
+"""Quarters of the region in which blocks start, as the arm sees them: which half of x, and of y."""
+HELD = 0.75
+"""Share of the initial states of ``put_back`` in which the hand holds the block."""
+RIM = 0.012
+"""m between the goal and the edge of its quarter."""
 MAX_BLOCKS = 4
 
 
@@ -101,7 +112,9 @@ class Viewpoint:
 
 
 Look = Colours | Lamp | Viewpoint
-USUAL = Places((0.37, -0.16), (0.59, 0.16), False, (0.11, 0.15), 0.10)
+USUAL = Places(
+    tuple(scene.REGION_LOW.tolist()), tuple(scene.REGION_HIGH.tolist()), False, (0.11, 0.15), 0.10
+)
 """Of ``train``, ``eval`` and the splits that vary something else."""
 PLACES = (
     Places((0.35, -0.18), (0.605, 0.18), False, (0.11, 0.17), 0.125),
@@ -134,6 +147,7 @@ class Layout:
     task: str
     instruction: str
     ee: Array
+    """(3,) m, the hand."""
     blocks: Array
     """(num_blocks, 4): x, y, z, yaw."""
     colours: list[str]
@@ -149,6 +163,10 @@ class Layout:
     light_dir: Array = field(default_factory=lambda: scene.LIGHT_DIR)
     diffuse: Array = field(default_factory=lambda: np.full(3, 0.65))
     ambient: Array = field(default_factory=lambda: np.full(3, 0.4))
+    finger: float = 0.04
+    """m, how far each finger is from the middle of the hand."""
+    grip: float = 0.04
+    """m, how far it is told to be."""
 
 
 def sample(
@@ -194,7 +212,7 @@ def sample(
     rgb = np.clip(rgb + rng.uniform(-0.05, 0.05, rgb.shape), 0.02, 1.0)
     layout = Layout(
         task=task.name,
-        instruction=sentence.format(*names),
+        instruction=sentence.format(*names, quarter=""),
         ee=START_EE + rng.uniform([-0.03, -0.05, -0.03], [0.03, 0.05, 0.03]),
         blocks=blocks,
         colours=names,
@@ -209,6 +227,9 @@ def sample(
     if task.drawer:
         reach = places.cabinet
         layout.cabinet = np.array([rng.uniform(0.66, 0.70), rng.uniform(-reach, reach), 0.0])
+    if task.undoes:
+        _take(layout, places, used, rng)
+        _name_goal(layout, sentence, rng, blocks[1:used, :2])
     # Looks: of a split out of distribution, or those that training randomises. Each of these has a
     # stream of its own, so that one more leaves the others and all places as they are.
     for name, (randomised, ood) in LOOKS.items():
@@ -247,6 +268,60 @@ def _push_route(rng: np.random.Generator, distances: Bounds) -> tuple[Array, Arr
     start = rng.uniform([0.40, -0.10], [0.45, 0.10])
     goal = start + distance * np.array([np.cos(angle), np.sin(angle)])
     return start, np.append(goal, 0.001)
+
+
+def ask_for(layout: Layout, task: Task, split: str, init: int, others: Array) -> None:
+    """Makes a layout say what the next episode asks for, in the scene as it lies.
+
+    Args:
+        layout: of the episode before; its colours stay.
+        task: that is asked for now.
+        split: of the language.
+        init: number of the draw.
+        others: (n, 2) m, where the blocks lie that are not named first.
+    """
+    sentence = task.paraphrase if split == "ood_language" else task.instruction
+    layout.task = task.name
+    if task.undoes:
+        _name_goal(layout, sentence, _stream(f"{task.name}/{split}/goal", init), others)
+    else:
+        layout.instruction = sentence.format(*layout.colours)
+
+
+def _name_goal(layout: Layout, sentence: str, rng: np.random.Generator, others: Array) -> None:
+    """Draws a place to put a block, and names its quarter in the instruction.
+
+    The place is as far from the other blocks as in an initial state, where there is room.
+    """
+    half = (scene.REGION_HIGH - scene.REGION_LOW) / 2
+    best = (-1.0, np.zeros(2), "")
+    for _ in range(50):
+        quarter = str(rng.choice(list(QUARTERS)))
+        corner = scene.REGION_LOW + half * QUARTERS[quarter]
+        spot = rng.uniform(corner + RIM, corner + half - RIM)
+        room = min((float(np.hypot(*(spot - other))) for other in others), default=MIN_GAP)
+        best = max(best, (room, spot, quarter), key=lambda found: found[0])
+        if room >= MIN_GAP:
+            break
+    layout.zone = np.append(best[1], 0.001)
+    layout.instruction = sentence.format(*layout.colours, quarter=best[2])
+
+
+def _take(layout: Layout, places: Places, used: int, rng: np.random.Generator) -> None:
+    """Gives the first block into the hand, or lays it down where ``pick`` may have lost it."""
+    blocks = layout.blocks
+    if rng.uniform() < HELD:
+        blocks[0, 2:] = scene.BLOCK_HALF + rng.uniform(0.06, 0.16), 0.0
+        layout.ee = blocks[0, :3].copy()
+        layout.finger = scene.BLOCK_HALF
+        layout.grip = 0.0
+        return
+    wide = PLACES[1] if places.rim else PLACES[0]
+    while True:
+        spot = rng.uniform(wide.low, wide.high)
+        if all(np.hypot(*(spot - other)) > MIN_GAP for other in blocks[1:used, :2]):
+            blocks[0, :2] = spot
+            return
 
 
 def _restyle(layout: Layout, ranges: Look, rng: np.random.Generator) -> None:

@@ -9,7 +9,8 @@ from embodyrl.sims.mujoco.layouts import MAX_BLOCKS
 from embodyrl.sims.mujoco.tasks import TASKS, View
 
 Array = NDArray[np.float64]
-DIM = 3 * MAX_BLOCKS + 16 + len(TASKS)
+_KINDS = [name for name, task in TASKS.items() if not task.undoes]
+DIM = 3 * MAX_BLOCKS + 16 + len(_KINDS)
 """Entries of the privileged state."""
 
 
@@ -40,10 +41,17 @@ def privileged_state(view: View, commanded: Array, grip_command: Array, tasks: l
             np.clip(view.goal - view.ee, -1, 1),
             np.clip(view.handle - view.ee, -1, 1),
             np.stack([target_height, view.drawer, view.opening, grip_command], axis=1),
-            np.eye(len(TASKS))[[list(TASKS).index(name) for name in tasks]],
+            np.array([_code(name) for name in tasks]),
         ],
         axis=1,
     )
+
+
+def _code(name: str) -> Array:
+    """(number of kinds,) one-hot code of a task; a task that undoes another has -1 in its place."""
+    task = TASKS[name]
+    kind = _KINDS.index(task.undoes or name)
+    return (-1.0 if task.undoes else 1.0) * np.eye(len(_KINDS))[kind]
 
 
 def layout(

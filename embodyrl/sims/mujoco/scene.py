@@ -22,6 +22,9 @@ DRAWER_TRAVEL = 0.16
 """How far (m) the drawer slides towards the robot."""
 HANDLE = np.array([-0.135, 0.0, 0.055])
 """Handle's centre relative to the cabinet when the drawer is shut."""
+REGION_LOW = np.array([0.37, -0.16])
+"""x and y (m) of the region in which blocks start, and into which they are put back."""
+REGION_HIGH = np.array([0.59, 0.16])
 AWAY = np.array([0.0, 0.0, -5.0])
 """Where markers and the cabinet wait when a task has no use for them."""
 _CABINET_RGBA = [0.45, 0.33, 0.25, 1.0]

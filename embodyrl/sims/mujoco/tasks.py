@@ -64,6 +64,12 @@ class Task:
     """Whether ``ood_clutter`` adds blocks."""
     marker: str | None = None
     drawer: bool = False
+    undoes: str = ""
+    """The task whose end is the start of this one, and whose start is its end.
+
+    Its instruction then names a ``{quarter}`` of the region in which blocks start, in which the goal
+    lies unseen, so that the blocks of a long practice come to lie in different places.
+    """
 
 
 def _norm(x: Array) -> Array:
@@ -90,6 +96,36 @@ def _on_top(v: View) -> NDArray[np.bool_]:
         & (v.opening > 0.06)
         & (_norm(v.ee - v.blocks[:, 0]) > 0.03)
     )
+
+
+def _to_quarter(v: View) -> Array:
+    """(n,) m from the first block to the goal's quarter of the region; 0 in it."""
+    middle = (scene.REGION_LOW + scene.REGION_HIGH) / 2
+    goal = v.goal[:, :2]
+    low = np.where(goal < middle, scene.REGION_LOW, middle)
+    high = np.where(goal < middle, middle, scene.REGION_HIGH)
+    block = v.blocks[:, 0, :2]
+    return _norm(block - np.clip(block, low, high))
+
+
+def _put_back(v: View) -> NDArray[np.bool_]:
+    """Whether the first block lies in its quarter, free to be grasped, and the hand is off it."""
+    others = _norm(v.blocks[:, 1:, :2] - v.blocks[:, :1, :2])
+    return (
+        (_to_quarter(v) == 0.0)
+        & (np.abs(_lift(v)) < 0.008)
+        & (others > 0.065).all(-1)
+        & (v.opening > 0.06)
+        & (v.ee[:, 2] - v.blocks[:, 0, 2] > 0.05)
+    )
+
+
+def _put_back_progress(v: View) -> Array:
+    # Near the block, over its quarter, and down again.
+    near = _near(_norm(v.ee - v.blocks[:, 0]), 0.1)
+    there = _near(_to_quarter(v), 0.1)
+    low = 1.0 - np.clip(_lift(v) / 0.05, 0, 1)
+    return 0.3 * near + 0.4 * there + 0.3 * there * low
 
 
 def _stack_progress(v: View) -> Array:
@@ -161,8 +197,25 @@ TASKS: dict[str, Task] = {
             ),
             drawer=True,
         ),
+        Task(
+            "put_back",
+            60,
+            instruction="put the {0} block back on the {quarter}",
+            paraphrase="return the {0} cube to the {quarter} of the table",
+            success=_put_back,
+            progress=_put_back_progress,
+            blocks=(2, 3),
+            clutter=True,
+            undoes="pick",
+        ),
     )
 }
+
+
+def counterpart(name: str) -> str:
+    """The task whose start is the end of another, and whose end is its start; empty for none."""
+    undoing = [task.name for task in TASKS.values() if task.undoes == name]
+    return TASKS[name].undoes or next(iter(undoing), "")
 
 
 def list_tasks() -> list[TaskInfo]:
@@ -170,7 +223,9 @@ def list_tasks() -> list[TaskInfo]:
     return [
         TaskInfo(
             task.name,
-            task.instruction.format("<colour>", "<other colour>"),
+            task.instruction.format(
+                "<colour>", "<other colour>", quarter="<near or far, left or right>"
+            ),
             f"env.task={task.name}",
         )
         for task in TASKS.values()

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import pytest
 
 from embodyrl.errors import UserError
+from embodyrl.real_robot.connect_robot import ConnectedRobot
 from embodyrl.real_robot.control import kinematics
 from embodyrl.real_robot.control.actions import SPACES, DeltaDecoder
 from embodyrl.real_robot.control.fuzz import BOX
 from embodyrl.real_robot.control.input_checks import state_problem
 from embodyrl.real_robot.control.robot import NotReadyError
 from embodyrl.real_robot.control.safety_config import SafetyConfig
+from embodyrl.real_robot.resets.between import Between
+from embodyrl.real_robot.resets.in_turn import InTurn
+from embodyrl.real_robot.resets.judges import open_judge
+from embodyrl.real_robot.resets.open_resets import open_between
+from embodyrl.real_robot.resets.options import ResetOptions
 from embodyrl.real_robot.ros import fields
 from embodyrl.real_robot.ros.config import Topics
 from embodyrl.real_robot.ros.robot import RosRobot
@@ -26,6 +33,7 @@ TOPICS = Topics(
     cameras={"front": "/front"},
     finger_states="/fingers",
     success="/success",
+    scene_ready="/ready",
     init="/init",
     instruction="/instruction",
 )
@@ -84,6 +92,7 @@ class Arm:
             TOPICS.wrench: {"header": header, "wrench": {"force": force, "torque": force}},
             "/front": fields.image_fields(picture, stamp, 2),
             "/success": {"data": False},
+            "/ready": {"data": False},
             "/init": {"data": 0},
             "/instruction": {"data": "pick"},
         }
@@ -190,3 +199,39 @@ def test_a_stamp_that_is_no_time_changes_nothing(value: float) -> None:
     assert measured(52.1, 2.4) == pytest.approx(2.1, abs=1e-2)
     with pytest.raises(UserError, match="jumped"):
         measured(60.0, 2.7)
+
+
+def test_a_topic_says_that_the_scene_is_ready_for_a_reset() -> None:
+    arm = Arm().hear(0.5)
+    connected = ConnectedRobot(arm.robot, arm.bus, CONFIG, arm.robot.begin, False, False)
+    judge = open_judge(connected, "", simulated=True)
+    assert judge is not None and not judge(dict)
+    arm.hear(0.01, change=lambda m: m["/ready"].update(data=True))
+    assert judge(dict)
+    arm.hear(0.01)
+    assert not judge(dict)
+    # An arm without that topic has nobody who tells.
+    silent = RosRobot(Here(), Topics(), "fr3", arm.bus, SPACE, {})
+    connected = ConnectedRobot(silent, arm.bus, CONFIG, silent.begin, False, False)
+    assert open_judge(connected, "", simulated=True) is None
+    practice = ResetOptions(practice=True, home=(0.45, 0.0, 0.25))
+    given: dict[str, Any] = {"facts": {}, "decoder": object, "ask": print, "described": {}}
+    with ExitStack() as opened, pytest.raises(UserError, match="Nobody tells whether the scene"):
+        open_between(opened, connected, practice, **given)
+
+
+def test_what_is_asked_for_is_of_the_present_task() -> None:
+    arm = Arm().hear(0.5)
+    connected = ConnectedRobot(arm.robot, arm.bus, CONFIG, arm.robot.begin, False, False)
+    judge = open_judge(connected, "", simulated=True)
+    between = Between(connected, None, ResetOptions(practice=True), print, judge)
+    robot = InTurn(arm.robot, between, "put it back")
+    decoder = DeltaDecoder(SPACE, 25.0, **BOX)
+    decoder.start(arm.bus.time, robot.state())
+    arm.hear(0.01, change=lambda m: m["/success"].update(data=True))
+    assert robot.prompt() == robot.observe(decoder)["prompt"] == "pick" and robot.solved()
+    between.state.back = True
+    assert robot.prompt() == robot.observe(decoder)["prompt"] == "put it back"
+    assert not robot.solved()
+    arm.hear(0.01, change=lambda m: m["/ready"].update(data=True))
+    assert robot.solved()
