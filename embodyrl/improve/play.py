@@ -125,7 +125,8 @@ def _play_one(
     described = deployment.described(
         {**settings, "split": "train" if stage.helped else "eval"}, init
     )
-    log = logs.start(described, connected.clock.now(), connected.safety.robot)
+    safety = connected.safety
+    log = logs.start(described, connected.clock.now(), safety.robot, safety.motors)
     decoder = deployment.decoder()
     person.begin(decoder)
     row = deployment.play(

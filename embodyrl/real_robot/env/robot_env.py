@@ -30,6 +30,7 @@ from embodyrl.real_robot.control.messages import Mode
 from embodyrl.real_robot.control.operator import HOLDS, LOST, WISHES, Operator
 from embodyrl.real_robot.control.robot import NotReadyError
 from embodyrl.real_robot.control.safety import SafetyFilter
+from embodyrl.real_robot.control.safety_config import SafetyConfig
 from embodyrl.real_robot.control.step_driver import StepDriver
 from embodyrl.real_robot.env.config import (
     RobotConfig,
@@ -95,6 +96,11 @@ class RobotEnv(SteppedVecEnv):
         operator: Operator | None = None,
     ) -> None:
         check_settings(config)
+        if config.robot == "lerobot":
+            raise UserError(
+                "No algorithm plays on an arm of LeRobot's while it learns. Learn from what "
+                "embodyrl record wrote, and improve the policy with embodyrl improve."
+            )
         self.config = config
         self._space = SPACES["robot", config.control_mode]
         self._judge = judge or reflector_judge(config)
@@ -193,18 +199,17 @@ class RobotEnv(SteppedVecEnv):
             if (other := _active_env.get(self._arm_key)) not in (None, self):
                 other._end_episode()
             _active_env[self._arm_key] = self
+        safety = connected.safety
+        assert isinstance(safety, SafetyConfig)
         decoder = DeltaDecoder(
-            self._space,
-            config.control_hz * config.speed,
-            connected.safety.box_low,
-            connected.safety.box_high,
+            self._space, config.control_hz * config.speed, safety.box_low, safety.box_high
         )
         if config.log:
             path = Path(config.log) / f"episode_{self._episodes:06d}.mcap"
             settings = {"init": init, "config": asdict(config), "policy": policy_facts(self.spec)}
-            self._log = RunLog(path, settings, connected.clock.now(), connected.safety.robot)
+            self._log = RunLog(path, settings, connected.clock.now(), safety.robot)
         # The next action ends a hold that came because the owner took long to infer.
-        guard = SafetyFilter(replace(connected.safety, resume="fresh_target"))
+        guard = SafetyFilter(replace(safety, resume="fresh_target"))
         self._cameras = FrozenCameraCheck(connected.robot)
         self._driver = StepDriver(
             connected.robot, connected.clock, guard, decoder, not connected.simulated, self._log
