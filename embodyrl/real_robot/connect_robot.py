@@ -140,15 +140,15 @@ def lerobot_robot(
         prompt: instruction for the policy.
     """
     from embodyrl.real_robot.lerobot_arm.config import load_lerobot
+    from embodyrl.real_robot.lerobot_arm.home import WayHome
     from embodyrl.real_robot.lerobot_arm.robot import LeRobotArm
 
     settings, safety = load_lerobot(robot_file)
     clock = RealClock()
     robot = LeRobotArm(settings, safety, clock, cameras, prompt)
     try:
-        yield ConnectedRobot(
-            robot, clock, safety, lambda init: None, simulated=False, arranges=False
-        )
+        home = WayHome(robot, clock, safety)
+        yield ConnectedRobot(robot, clock, safety, home, simulated=False, arranges=False)
     finally:
         robot.close()
 

@@ -137,13 +137,13 @@ def deploy_checkpoint(
         for init in range(episodes):
             if not connected.arranges:
                 ask(f"Arrange the scene for episode {init + 1}, and go on.")
-            connected.begin(init)
+            # In a dry run an arm that goes home by itself stays where it is.
+            if not (dry_run and motors):
+                connected.begin(init)
             file = Path(out) / f"episode_{init:04d}.mcap"
             described = deployment.described(settings, init)
             safety = connected.safety
-            log = RunLog(
-                file, described, connected.clock.now(), safety.robot, safety.motors
-            )
+            log = RunLog(file, described, connected.clock.now(), safety.robot, safety.motors)
             try:
                 row = deployment.play(log, dry_run=dry_run, operator=person, record=record)
             finally:

@@ -22,10 +22,10 @@ from embodyrl.real_robot.connect_robot import (
 )
 from embodyrl.real_robot.control.actions import action_space
 from embodyrl.real_robot.control.any_safety import Decoder, decoder_for, require_motors
-from embodyrl.real_robot.control.joint_safety import JointSafety
-from embodyrl.real_robot.control.joint_space import joint_space
 from embodyrl.real_robot.control.executor import Executor, ExecutorConfig
 from embodyrl.real_robot.control.inference import Inference, ThreadInference, VirtualInference
+from embodyrl.real_robot.control.joint_safety import JointSafety
+from embodyrl.real_robot.control.joint_space import joint_space
 from embodyrl.real_robot.control.operator import Operator
 from embodyrl.real_robot.control.preflight import preflight, print_checks
 from embodyrl.real_robot.control.safety import SafetyFilter

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 
-from embodyrl.real_robot.control.limits import MAX_WIDTH
 from embodyrl.real_robot.control.any_safety import Safety
 from embodyrl.real_robot.control.joint_safety import JointSafety
+from embodyrl.real_robot.control.limits import MAX_WIDTH
 from embodyrl.real_robot.control.messages import JointTarget, RobotState, Target
 
 WIDTH_ERROR = 0.02

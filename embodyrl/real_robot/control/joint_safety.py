@@ -32,6 +32,8 @@ class JointSafety:
     Attributes:
         joints: name of each motor -> lowest and highest position, in LeRobot's units; in the order
             of the policy's numbers.
+        home: name of each motor -> where it goes, slowly, before an episode; a motor that is not
+            named stays, and with none the arm stays.
         percent: those of them that LeRobot counts from 0 to 100 or from -100 to 100; the others are
             in degrees.
         speed: rad/s, largest speed of a motor.
@@ -52,6 +54,7 @@ class JointSafety:
     """
 
     joints: dict[str, Any] = field(default_factory=dict)
+    home: dict[str, float] = field(default_factory=dict)
     percent: tuple[str, ...] = ("gripper",)
     speed: float = 1.0
     acceleration: float = 5.0
@@ -111,9 +114,14 @@ class JointSafety:
                     f"safety.joints.{name} is {ends!r}; it must be the motor's lowest and highest "
                     "position, at least 5 units apart, such as [-100, 100]."
                 )
-        if unknown := [name for name in self.percent if name not in self.joints]:
-            if self.percent != JointSafety.percent:
-                raise UserError(f"safety.percent names {unknown[0]}, which safety.joints has not.")
+        # An arm need not have the gripper that is in percent unless it says otherwise.
+        named = () if self.percent == JointSafety.percent else self.percent
+        for key, names in (("percent", named), ("home", self.home)):
+            if unknown := [name for name in names if name not in self.joints]:
+                raise UserError(f"safety.{key} names {unknown[0]}, which safety.joints has not.")
+        for name, place in self.home.items():
+            low, high = self.joints[name]
+            require_number(f"safety.home.{name}", place, low, high, "the motor's range")
 
     @property
     def robot(self) -> str:

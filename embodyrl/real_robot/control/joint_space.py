@@ -90,7 +90,7 @@ class JointSpace:
         middle = (self.low + self.high) / 2.0
         return ((q - middle) * 2.0 / (self.high - self.low)).astype(np.float32)
 
-    def position(self, share: NDArray[np.float32]) -> Array:
+    def position(self, share: Array) -> Array:
         """The inverse of ``share``."""
         return (self.low + self.high) / 2.0 + share * (self.high - self.low) / 2.0
 

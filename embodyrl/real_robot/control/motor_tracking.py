@@ -74,7 +74,8 @@ class MotorTracker(ReferenceTracker):
             for told, before, at in zip(
                 zip(end, q, strict=True),
                 zip(self._end, self.motion[0], strict=True),
-                measured.tolist(), strict=True
+                measured.tolist(),
+                strict=True,
             )
         ]
         if any(leads):

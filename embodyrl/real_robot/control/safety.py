@@ -69,9 +69,7 @@ class SafetyFilter:
         on_event: called with each change of mode.
     """
 
-    def __init__(
-        self, config: Safety, on_event: Callable[[Event], None] | None = None
-    ) -> None:
+    def __init__(self, config: Safety, on_event: Callable[[Event], None] | None = None) -> None:
         self.config = config
         self.robot_limits = config.robot_limits
         self.mode = Mode.HOLD
@@ -183,7 +181,8 @@ class SafetyFilter:
         self._update_mode(now, state, target)
         width = last.width
         if self.mode in _FOLLOWING and self._target is not None:
-            self._tracker.follow(state.q, self._target)
+            # ``target_problem`` has checked that it is of the arm's kind.
+            self._tracker.follow(state.q, self._target)  # type: ignore[arg-type]
             width = min(max(self._target.width, 0.0), MAX_WIDTH)
         elif self._settle is not None:
             if self._tracker.settle(state.q, self._settle):
@@ -196,7 +195,9 @@ class SafetyFilter:
         self._sent.append((now, self._tracker.motion[0]))
         return self.command
 
-    def _update_mode(self, now: float, state: RobotState, target: Target | JointTarget | None) -> None:
+    def _update_mode(
+        self, now: float, state: RobotState, target: Target | JointTarget | None
+    ) -> None:
         """Checks what came in: keeps the newest good target, or changes the mode."""
         # 1. A person pressed stop.
         if self._estop_reason is not None:

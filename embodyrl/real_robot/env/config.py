@@ -92,6 +92,11 @@ class RobotConfig(EnvConfig):
         """See ``EnvConfig``; a robot has no other reward than its judge's."""
         return True
 
+    @property
+    def only_recorded(self) -> bool:
+        """See ``EnvConfig``; an arm of LeRobot's is recorded and deployed, not learned on."""
+        return self.robot == "lerobot"
+
     def for_evaluation(self, split: str) -> EnvConfig:
         """The same robot without a person: only the policy is scored."""
         return replace(self.alone(), split=split, corrector=0)

@@ -1,7 +1,8 @@
 """LeRobot's teleoperators as a person's device: ``--teleop lerobot:TYPE``.
 
-An arm of LeRobot's is moved by a leader with the same motors. Two kinds fit an arm with seven joints: those that tell steps of the hand (``delta_x``, ``delta_y``,
-``delta_z``, ``gripper``), such as LeRobot's gamepad, and leader arms with seven joints in degrees.
+An arm of LeRobot's is moved by a leader with the same motors. Two kinds fit an arm with seven
+joints: those that tell steps of the hand (``delta_x``, ``delta_y``, ``delta_z``, ``gripper``), such
+as LeRobot's gamepad, and leader arms with seven joints in degrees.
 """
 
 from __future__ import annotations

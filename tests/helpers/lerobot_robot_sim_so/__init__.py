@@ -159,7 +159,9 @@ class SimSoLeader(Teleoperator):
     def action_features(self) -> dict[str, type]:
         return {f"{name}.pos": float for name in self.config.motors}
 
-    feedback_features: dict[str, type] = {}
+    @property
+    def feedback_features(self) -> dict[str, type]:
+        return {}
 
     @property
     def is_connected(self) -> bool:
