@@ -62,8 +62,8 @@ class JointSafety:
     tick: float = 0.02
     max_lead: float = 0.3
     max_error: float = 0.5
-    max_target_age: float = 0.2
-    max_state_age: float = 0.2
+    max_target_age: float = 0.3
+    max_state_age: float = 0.3
     max_gap: float = 0.1
     follow: float = 0.8
     resume: str = "person"
