@@ -77,12 +77,12 @@ class JointSafety:
         self._check_joints()
         if self.resume not in ("person", "fresh_target"):
             raise UserError(f"resume is {self.resume!r}; it must be 'person' or 'fresh_target'.")
-        require_number("safety.tick", self.tick, 1e-3, 0.1, "the filter runs at 10 to 1000 Hz")
+        require_number("safety.tick", self.tick, 1e-3, 0.05, "the filter runs at 20 to 1000 Hz")
         ages = f"seconds, at least a tick ({self.tick:g} s)"
         for key, low, high, why in (
             ("speed", 1e-2, 10.0, "rad/s"),
-            ("acceleration", 1e-1, 100.0, "rad/s^2"),
-            ("jerk", 1.0, 10000.0, "rad/s^3"),
+            ("acceleration", 1e-1, 10.0, "rad/s^2"),
+            ("jerk", 10.0 * self.acceleration, 1e4, "rad/s^3, at least 10 times the acceleration"),
             ("max_lead", 1e-2, 1.0, "rad, and with more a blocked arm would jump when it is free"),
             ("max_error", self.max_lead, 1.5, "rad, and no less than safety.max_lead"),
             ("max_target_age", self.tick, 10.0, ages),

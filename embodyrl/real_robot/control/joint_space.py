@@ -180,4 +180,4 @@ class JointDecoder:
         """Where the arm is told to be, for a person, in LeRobot's units."""
         values = (self.q / self.space.unit).tolist()
         named = zip(self.space.motors, values, strict=True)
-        return {"told to be at": ", ".join(f"{m.name} {value:.0f}" for m, value in named)}
+        return {"told to be at": ", ".join(f"{m.name} {round(value)}" for m, value in named)}

@@ -35,7 +35,7 @@ def load_lerobot(file: str) -> tuple[dict[str, Any], JointSafety]:
             "{type: so101_follower, port: /dev/ttyACM0, id: mine}."
         )
     section = raw.get("safety")
-    if not isinstance(section, dict) or not section.get("joints"):
+    if not isinstance(section, dict) or not isinstance(section.get("joints"), dict):
         raise UserError(
             f"{file} must give the range of each motor, in LeRobot's units, as safety.joints: "
             "{shoulder_pan: [-100, 100], ..., gripper: [0, 100]}."

@@ -48,9 +48,9 @@ class MotorLeader(LeaderOperator):
         motor = self._space.motors[worst]
         unit = float(self._space.unit[worst])
         return (
-            f"{motor.name} of the leader is at {self.q[worst] / unit:.0f} {motor.unit}, and the "
-            f"arm's at {state.q[worst] / unit:.0f} (at most "
-            f"{self._config.max_difference / unit:.0f} apart): bring it there, then start"
+            f"{motor.name} of the leader is at {round(self.q[worst] / unit)} {motor.unit}, and the "
+            f"arm's at {round(state.q[worst] / unit)} (at most "
+            f"{round(self._config.max_difference / unit)} apart): bring it there, then start"
         )
 
     def action(self, dims: int) -> NDArray[np.float32]:
