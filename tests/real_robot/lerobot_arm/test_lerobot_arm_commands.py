@@ -28,6 +28,7 @@ def lift(arm: SimArm, begin: float = 0.0) -> None:
     for share in np.linspace(begin, 1.0, STEPS):
         arm.stand(**{name: float(share * end) for name, end in LIFTED.items()})
         time.sleep(0.1)
+    time.sleep(1.0)  # until the arm is there, too
 
 
 @pytest.fixture(scope="module")

@@ -188,7 +188,7 @@ def test_a_policy_says_which_motors_it_moves() -> None:
     with pytest.raises(UserError, match=r"trained with elbow_flex -95 to 95.*has elbow_flex -90"):
         decoder_for(FACTS, 10.0, other)
     fewer = JointSafety(joints={k: v for k, v in JOINTS.items() if k != "gripper"})
-    with pytest.raises(UserError, match="6 motors, and safety.joints has 5"):
+    with pytest.raises(UserError, match="trained with 6 motors, and"):
         require_motors(SAFETY.space, fewer.space)
 
 
