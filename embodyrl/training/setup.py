@@ -137,6 +137,7 @@ def recorded_spec(config: Config) -> EnvSpec | None:
             "Nothing can play on this arm, so the run needs recorded data: give data.path=FOLDER "
             "of embodyrl record."
         )
+    # Other data do not say what the policy's numbers mean.
     origin = open_dataset(config.data.path).origin
     if "spec" not in origin or origin.get("env") != f"{config.env.name}/lerobot":
         raise UserError(

@@ -46,6 +46,7 @@ def require_motors(policy: JointSpace, arm: JointSpace) -> None:
     Raises:
         UserError: naming the first difference.
     """
+    # The order counts, too: it is that of the policy's numbers.
     for theirs, ours in zip(policy.motors, arm.motors, strict=False):
         if theirs != ours:
             raise UserError(

@@ -119,6 +119,7 @@ class JointSafety:
         for key, names in (("percent", named), ("home", self.home)):
             if unknown := [name for name in names if name not in self.joints]:
                 raise UserError(f"safety.{key} names {unknown[0]}, which safety.joints has not.")
+        # Home lies inside the ranges.
         for name, place in self.home.items():
             low, high = self.joints[name]
             require_number(f"safety.home.{name}", place, low, high, "the motor's range")

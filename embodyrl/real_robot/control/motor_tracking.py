@@ -78,6 +78,7 @@ class MotorTracker(ReferenceTracker):
                 strict=True,
             )
         ]
+        # Those motors take the first tick of the stop from the state before.
         if any(leads):
             stop = self._joints.brake(self.motion)
             for k in (k for k, leading in enumerate(leads) if leading):

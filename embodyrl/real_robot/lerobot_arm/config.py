@@ -28,12 +28,14 @@ def load_lerobot(file: str) -> tuple[dict[str, Any], JointSafety]:
     if not file:
         raise UserError(f"--robot lerobot needs --robot-file. {PURPOSE}")
     raw = read_sections(file, SECTIONS, PURPOSE)
+    # What LeRobot must know.
     settings = raw.get("lerobot")
     if not isinstance(settings, dict) or not isinstance(settings.get("type"), str):
         raise UserError(
             f"{file} must say in its section lerobot which robot it is, such as "
             "{type: so101_follower, port: /dev/ttyACM0, id: mine}."
         )
+    # What the safety filter must know.
     section = raw.get("safety")
     if not isinstance(section, dict) or not isinstance(section.get("joints"), dict):
         raise UserError(

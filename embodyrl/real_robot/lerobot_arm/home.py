@@ -50,6 +50,7 @@ class WayHome:
         home = self._safety.home
         if self._calls == 1 or not home:
             return
+        # 1. Start a filter of its own, at rest.
         space = self._safety.space
         guard = SafetyFilter(self._safety)
         self._rest()
@@ -57,10 +58,11 @@ class WayHome:
         state = self._robot.state()
         guard.start(now, state)
         guard.run(now)
-        # Motors that are not named stay where they are.
+        # 2. Where to: motors that are not named stay where they are.
         named = [home.get(motor.name, np.nan) for motor in space.motors] * space.unit
         stays = np.clip(state.q, space.low, space.high)
         goal = JointTarget(now, np.where(np.isnan(named), stays, named))
+        # 3. Move there, and wait until the arm is measured there, at rest.
         end = now + PATIENCE
         while True:
             state = self._robot.state()

@@ -99,6 +99,7 @@ class LeRobotArm:
         """Commands and readings until ``close``."""
         while not self._closing:
             try:
+                # The newest command, again and again: a motor that was let go takes it up.
                 command = self._command
                 if command is not None:
                     values = (command.q / self._space.unit).tolist()
@@ -114,6 +115,7 @@ class LeRobotArm:
         """Takes in what the device tells; whether it is finite is for the filter to check."""
         now = self._clock.now()
         q = np.array([float(seen[name]) for name in self._names]) * self._space.unit
+        # Velocities: from the oldest reading in the window to this one.
         self._recent.append((now, q))
         while len(self._recent) > 2 and self._recent[1][0] <= now - WINDOW:
             self._recent.popleft()
@@ -201,6 +203,7 @@ def _check_features(device: Any, names: list[str], cameras: Mapping[str, Any]) -
     Raises:
         UserError: naming the first that is not.
     """
+    # The motors, by name: their order is the file's.
     seen = device.observation_features
     motors = [name for name in device.action_features if name.endswith(SUFFIX)]
     plain = [name.removesuffix(SUFFIX) for name in motors]
@@ -215,12 +218,14 @@ def _check_features(device: Any, names: list[str], cameras: Mapping[str, Any]) -
             f"safety.joints gives no range for the motor {missing[0].removesuffix(SUFFIX)}. The robot "
             f"has {', '.join(plain)}."
         )
+    # What is told besides, and what is told but not measured.
     others = [name for name in device.action_features if not name.endswith(SUFFIX)]
     if others or not set(motors) <= set(seen):
         raise UserError(
             f"This robot is told more than positions of motors that it measures "
             f"({', '.join([*others, *(set(motors) - set(seen))])}), which is not known here."
         )
+    # The cameras; those of depth have one channel.
     shown = [name for name, kind in seen.items() if isinstance(kind, tuple) and kind[-1] == 3]
     for name in cameras:
         if name not in shown:

@@ -129,6 +129,7 @@ class EmbodyrlArm(Robot):
                 self._opened, self._env, config.arm, config.address, config.robot_file,
                 config.prompt,
             )  # fmt: skip
+            # Everything as in a session of ours, but the next action ends a hold by itself.
             connected = self.connected
             connected.begin(config.init)
             rate = spec.control_hz * self._env.speed

@@ -111,11 +111,13 @@ class EmbodyrlPerson(Teleoperator):
         teleop = self._open(arm)
         driver, operator = arm.driver, teleop.operator
         assert arm.connected is not None and driver is not None
+        # What is asked for at the page or the device's buttons.
         for wish in operator.wishes():
             if wish == "estop":
                 driver.guard.estop()
             elif wish in HOLDS:
                 driver.hold("stale: " + HOLDS[wish])
+        # The motion that is asked for, while somebody answers.
         dims = arm.spec.action_dim
         action = operator.action(dims)
         if not operator.alive(driver.clock.now()):
