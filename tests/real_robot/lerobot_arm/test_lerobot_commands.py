@@ -22,6 +22,7 @@ from embodyrl.real_robot.policy_link.metadata import policy_facts
 from embodyrl.sims.mujoco.config import MujocoConfig
 
 pytest.importorskip("lerobot")
+pytestmark = pytest.mark.timeout(900)  # processes, each of which imports PyTorch and LeRobot
 OURS = (
     "--robot.discover_packages_path=embodyrl.real_robot.lerobot_plugin",
     "--robot.type=embodyrl",
