@@ -17,7 +17,7 @@ from embodyrl.real_robot.control.clocks import Clock
 from embodyrl.real_robot.control.input_checks import age_problem
 from embodyrl.real_robot.control.joint_safety import JointSafety
 from embodyrl.real_robot.control.joint_space import JointDecoder
-from embodyrl.real_robot.control.messages import Array, Command, RobotState
+from embodyrl.real_robot.control.messages import Array, Command, Mode, RobotState
 from embodyrl.real_robot.control.robot import NotReadyError
 from embodyrl.real_robot.lerobot_arm.known import device_config
 
@@ -29,6 +29,8 @@ AGAIN = 0.1
 """s until a device that failed is asked again."""
 WINDOW = 0.15
 """s over which velocities are measured: LeRobot tells positions alone, in steps of an encoder."""
+NEAR = 0.05
+"""rad from where a resting arm is, within which commands are sent again after they were not."""
 MAX_IMAGE_AGE = 0.5
 """s, oldest image that the policy may see."""
 
@@ -63,7 +65,11 @@ class LeRobotArm:
         self._sizes = dict(cameras)
         self._prompt = prompt
         self._names = [f"{name}{SUFFIX}" for name in safety.motors]
+        self._max_error = safety.max_error
+        self._max_lead = safety.max_lead
         self._command: Command | None = None
+        self._let_go = False  # nothing is sent until the commands are near the arm
+        self._measured: Array | None = None  # by the last reading; None after one that failed
         self._state: RobotState | None = None
         self._images: dict[str, Image] = {}
         self._trouble = ""
@@ -99,22 +105,37 @@ class LeRobotArm:
         """Commands and readings until ``close``."""
         while not self._closing:
             try:
-                # The newest command, again and again: a motor that was let go takes it up.
-                command = self._command
-                if command is not None:
-                    values = (command.q / self._space.unit).tolist()
-                    self._device.send_action(dict(zip(self._names, values, strict=True)))
+                self._act()
                 self._take_in(self._device.get_observation())
                 self._trouble = ""
                 time.sleep(PERIOD)
             except Exception as error:  # of the device's own kinds
+                self._measured = None
                 self._trouble = f"LeRobot's robot failed ({' '.join(str(error).split())[:200]})"
                 time.sleep(AGAIN)
+
+    def _act(self) -> None:
+        """Sends the newest command.
+
+        An arm that is elsewhere, such as one that fell while its power was off, would jump to it.
+        The filter has a fault then, and once that is cleared its commands begin where the arm is.
+        """
+        command, measured = self._command, self._measured
+        if command is None or measured is None:
+            return
+        away = float(np.abs(command.q - measured).max())
+        # Back to where it is measured it goes without a jump; moved, with the lead that it may have.
+        again = self._max_lead if command.mode in (Mode.RUN, Mode.HUMAN) else NEAR
+        self._let_go = not away <= (again if self._let_go else self._max_error)
+        if not self._let_go:
+            values = (command.q / self._space.unit).tolist()
+            self._device.send_action(dict(zip(self._names, values, strict=True)))
 
     def _take_in(self, seen: Mapping[str, Any]) -> None:
         """Takes in what the device tells; whether it is finite is for the filter to check."""
         now = self._clock.now()
         q = np.array([float(seen[name]) for name in self._names]) * self._space.unit
+        self._measured = q
         # Velocities: from the oldest reading in the window to this one.
         self._recent.append((now, q))
         while len(self._recent) > 2 and self._recent[1][0] <= now - WINDOW:

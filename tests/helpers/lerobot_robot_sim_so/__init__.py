@@ -51,6 +51,7 @@ class SimSo(Robot):
         self.model = mujoco.MjModel.from_xml_string(ARM)
         self.data = mujoco.MjData(self.model)
         self._connected = False
+        self._fell: float | None = None
         for name, value in config.start.items():
             k = MOTORS.index(name)
             self.data.qpos[k] = self.data.ctrl[k] = self._to_model(k, value)
@@ -104,6 +105,12 @@ class SimSo(Robot):
             raise ConnectionError("There is no status packet!")
         if seconds := fault.get("hangs"):
             time.sleep(seconds)
+        # While the power was off the arm fell to there.
+        for name, value in fault.get("fallen", {}).items():
+            if self._fell != value:
+                k = MOTORS.index(name)
+                self.data.qpos[k] = self.data.ctrl[k] = self._to_model(k, value)
+                self._fell = value
         self._step()
         seen: dict[str, Any] = {
             f"{name}.pos": self._from_model(k, float(self.data.qpos[k]))

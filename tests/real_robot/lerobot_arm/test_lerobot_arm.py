@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import time
@@ -138,6 +139,34 @@ def test_a_device_that_fails_is_a_fault(
     until(lambda: clock.now() - robot.state().stamp < 0.1)
     guard.clear(clock.now(), robot.state())
     assert guard.mode == Mode.HOLD
+
+
+def test_an_arm_that_fell_does_not_jump_back(arm: SimArm, connected: ConnectedRobot) -> None:
+    guard = drive_to(connected, np.zeros(6), seconds=0.5)
+    robot, clock = connected.robot, connected.clock
+
+    def tick(seconds: float) -> np.ndarray:
+        """Goes on; the places of the second motor in degrees."""
+        places = []
+        end = clock.now() + seconds
+        while clock.now() < end:
+            now = clock.now()
+            robot.send(guard.tick(now, robot.state(), JointTarget(now, np.zeros(6))))
+            places.append(math.degrees(robot.state().q[1]))
+            clock.sleep_until(now + 0.02)
+        return np.array(places)
+
+    arm.fault(unplugged=True)
+    tick(1.0)
+    assert guard.mode == Mode.FAULT
+    arm.fault(fallen={"shoulder_lift": 60.0})
+    until(lambda: robot.state().q[1] > 1.0)
+    assert tick(1.0).min() > 55.0
+    guard.clear(clock.now(), robot.state())
+    assert tick(1.5).min() > 55.0
+    # From there it is moved again.
+    guard.run(clock.now())
+    assert tick(3.0)[-1] < 10.0
 
 
 def test_it_goes_home_between_episodes_but_not_before_the_check(connected: ConnectedRobot) -> None:
