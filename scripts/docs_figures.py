@@ -64,6 +64,8 @@ SECTIONS = {
     "world": ("Training of a world model", "", ("world_models.config.WorldTrain",)),
     "loop": ("Loop", "", ("dreams.",)),
     "helper": ("A scripted helper", "helper.", ("improve.scripted_helper.",)),
+    "arm": ("In LeRobot's commands: the arm", "--robot.", ("real_robot.lerobot_plugin.arm.",)),
+    "person": ("In LeRobot's commands: you", "--teleop.", ("real_robot.lerobot_plugin.person.",)),
     "robot": ("A robot's file", "", ("real_robot.",)),
     "reflector": ("Reflectors", "", ("world_models.reflectors.",)),
     "other": ("Others", "", ("",)),
@@ -74,7 +76,7 @@ NUMBERS = {
     if get_origin(kind) is Annotated
 }
 """Alias of ``embodyrl.ranges`` -> the type without its range."""
-CONFIG_CLASS = re.compile(r"Config$|^Topics$|^Franka$|^JointSafety$|^Leader$")
+CONFIG_CLASS = re.compile(r"Config$|^Topics$|^Franka$|^Leader$")
 
 
 def on_config(config: Any) -> Any:

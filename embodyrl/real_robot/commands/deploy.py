@@ -14,7 +14,7 @@ from embodyrl.real_robot.commands.tokens import read_token
 from embodyrl.real_robot.connect_robot import ask_at_terminal
 from embodyrl.real_robot.control.clocks import PacedClock
 from embodyrl.real_robot.control.episode import EndedBy
-from embodyrl.real_robot.control.joint_safety import JointSafety
+from embodyrl.real_robot.control.joint_safety import JointSafetyConfig
 from embodyrl.real_robot.control.messages import Mode
 from embodyrl.real_robot.logs.mcap_log import RunLog
 from embodyrl.real_robot.operator.device_operator import open_operator
@@ -119,7 +119,7 @@ def deploy_checkpoint(
         connected = deployment.connected
         if connected.simulated and (operator is not None or hand):
             connected.clock = PacedClock(connected.clock)
-        motors = isinstance(connected.safety, JointSafety)
+        motors = isinstance(connected.safety, JointSafetyConfig)
         if hand and motors:
             raise UserError(
                 f"--hand {hand} moves the hand of an arm whose shape is known. To correct an arm of "

@@ -24,7 +24,7 @@ from embodyrl.real_robot.control.actions import action_space
 from embodyrl.real_robot.control.any_safety import Decoder, decoder_for, require_motors
 from embodyrl.real_robot.control.executor import Executor, ExecutorConfig
 from embodyrl.real_robot.control.inference import Inference, ThreadInference, VirtualInference
-from embodyrl.real_robot.control.joint_safety import JointSafety
+from embodyrl.real_robot.control.joint_safety import JointSafetyConfig
 from embodyrl.real_robot.control.joint_space import joint_space
 from embodyrl.real_robot.control.operator import Operator
 from embodyrl.real_robot.control.preflight import preflight, print_checks
@@ -277,7 +277,7 @@ def _open_robot(
     if robot == "lerobot":
         policy = joint_space(metadata)
         connected = opened.enter_context(lerobot_robot(robot_file, cameras, prompt))
-        assert isinstance(connected.safety, JointSafety)
+        assert isinstance(connected.safety, JointSafetyConfig)
         require_motors(policy, connected.safety.space)
         return connected
     space = action_space(metadata)

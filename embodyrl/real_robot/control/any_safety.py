@@ -7,19 +7,19 @@ from typing import Any
 
 from embodyrl.errors import UserError
 from embodyrl.real_robot.control.actions import DeltaDecoder, action_space
-from embodyrl.real_robot.control.joint_safety import JointSafety
+from embodyrl.real_robot.control.joint_safety import JointSafetyConfig
 from embodyrl.real_robot.control.joint_space import JointDecoder, JointSpace, joint_space
 from embodyrl.real_robot.control.motor_tracking import MotorTracker
 from embodyrl.real_robot.control.safety_config import SafetyConfig
 from embodyrl.real_robot.control.tracking import Tracker
 
-Safety = SafetyConfig | JointSafety
+Safety = SafetyConfig | JointSafetyConfig
 Decoder = DeltaDecoder | JointDecoder
 
 
 def tracker_for(safety: Safety) -> Tracker | MotorTracker:
     """The tracker of an arm with these settings."""
-    return MotorTracker(safety) if isinstance(safety, JointSafety) else Tracker(safety)
+    return MotorTracker(safety) if isinstance(safety, JointSafetyConfig) else Tracker(safety)
 
 
 def decoder_for(metadata: Mapping[str, Any], control_hz: float, safety: Safety) -> Decoder:
@@ -33,7 +33,7 @@ def decoder_for(metadata: Mapping[str, Any], control_hz: float, safety: Safety) 
     Raises:
         UserError: the policy was trained for another kind of arm, or for other ranges.
     """
-    if isinstance(safety, JointSafety):
+    if isinstance(safety, JointSafetyConfig):
         space = joint_space(metadata)
         require_motors(space, safety.space)
         return JointDecoder(space, control_hz)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from embodyrl.real_robot.control.any_safety import Safety
-from embodyrl.real_robot.control.joint_safety import JointSafety
+from embodyrl.real_robot.control.joint_safety import JointSafetyConfig
 from embodyrl.real_robot.control.limits import MAX_WIDTH
 from embodyrl.real_robot.control.messages import JointTarget, RobotState, Target
 
@@ -103,7 +103,7 @@ class RepeatedForceCheck:
 
 def target_problem(config: Safety, target: Target | JointTarget) -> str:
     """What is wrong with a target; empty if it is finite, and of the arm's kind."""
-    if isinstance(target, JointTarget) != isinstance(config, JointSafety):
+    if isinstance(target, JointTarget) != isinstance(config, JointSafetyConfig):
         return f"a {type(target).__name__} is no target of this arm"
     if isinstance(target, JointTarget):
         if target.q.shape != config.robot_limits.q_min.shape:

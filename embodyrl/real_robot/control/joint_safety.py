@@ -24,7 +24,7 @@ MOST_MOTORS = 32
 
 
 @dataclass(frozen=True)
-class JointSafety:
+class JointSafetyConfig:
     """How far and how fast the motors may go. There is no workspace: the arm's shape is not known.
 
     The filter counts a motor in percent as 0.01 rad each, so that the same settings hold for all.
@@ -115,7 +115,7 @@ class JointSafety:
                     "position, at least 5 units apart, such as [-100, 100]."
                 )
         # An arm need not have the gripper that is in percent unless it says otherwise.
-        named = () if self.percent == JointSafety.percent else self.percent
+        named = () if self.percent == JointSafetyConfig.percent else self.percent
         for key, names in (("percent", named), ("home", self.home)):
             if unknown := [name for name in names if name not in self.joints]:
                 raise UserError(f"safety.{key} names {unknown[0]}, which safety.joints has not.")

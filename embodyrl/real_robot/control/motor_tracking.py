@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from embodyrl.real_robot.control.joint_safety import JointSafety
+from embodyrl.real_robot.control.joint_safety import JointSafetyConfig
 from embodyrl.real_robot.control.joint_tracking import Motion
 from embodyrl.real_robot.control.messages import Array, JointTarget
 from embodyrl.real_robot.control.reference_tracking import ReferenceTracker, clamp
@@ -16,7 +16,7 @@ RATE = 0.9
 class MotorTracker(ReferenceTracker):
     """The commanded motion of an arm; the counterpart of ``tracking.Tracker``."""
 
-    def __init__(self, config: JointSafety) -> None:
+    def __init__(self, config: JointSafetyConfig) -> None:
         self.config = config
         space = config.space
         super().__init__(

@@ -18,7 +18,7 @@ from embodyrl.real_robot.control.actions import action_space
 from embodyrl.real_robot.control.any_safety import Safety, decoder_for, tracker_for
 from embodyrl.real_robot.control.executor import ExecutorConfig
 from embodyrl.real_robot.control.input_checks import AT_REST, state_problem
-from embodyrl.real_robot.control.joint_safety import JointSafety
+from embodyrl.real_robot.control.joint_safety import JointSafetyConfig
 from embodyrl.real_robot.control.joint_space import joint_space
 from embodyrl.real_robot.control.messages import Array, JointTarget, RobotState, Target
 from embodyrl.real_robot.control.robot import Robot
@@ -118,7 +118,7 @@ def robot_checks(
 
 def _place_checks(robot: Robot, safety: Safety, state: RobotState) -> list[Check]:
     """Where the arm is, as far as its shape is known."""
-    if isinstance(safety, JointSafety):
+    if isinstance(safety, JointSafetyConfig):
         return [_check("motors", lambda: _motors(safety, state.q))]
     return [
         _check(f"joint limits ({safety.robot})", lambda: _limits(safety, state.q)),
@@ -151,7 +151,7 @@ def _packages() -> str:
 
 
 def _actions(metadata: Mapping[str, Any], rate: float, safety: Safety) -> str:
-    motors = isinstance(safety, JointSafety)
+    motors = isinstance(safety, JointSafetyConfig)
     space = joint_space(metadata) if motors else action_space(metadata)
     if space.dims != metadata["action_dim"]:
         raise UserError(
@@ -172,7 +172,7 @@ def _state(robot: Robot, safety: Safety) -> str:
         raise UserError(f"The arm moves at {speed:.2f} rad/s. It must be at rest.")
     if wrong := state_problem(safety, state.stamp, state):
         raise UserError(f"The robot cannot be used: {wrong}.")
-    if isinstance(safety, JointSafety):
+    if isinstance(safety, JointSafetyConfig):
         return "at rest; nothing stops the arm when it pushes"
     force = "not watched" if safety.max_force is None else f"below {safety.max_force:g} N"
     return f"at rest, gripper {state.width * 100:.1f} cm open, external force {force}"
@@ -189,7 +189,7 @@ def _limits(safety: SafetyConfig, q: np.ndarray) -> str:
     return f"nearest end: joint {int(room.argmin()) + 1}, {least:.2f} rad away"
 
 
-def _motors(safety: JointSafety, q: np.ndarray) -> str:
+def _motors(safety: JointSafetyConfig, q: np.ndarray) -> str:
     if wrong := tracker_for(safety).start_problem(q.tolist()):
         raise UserError(f"{wrong}. Guide it there by hand, or give the arm a wider range.")
     room = np.minimum(q - safety.space.low, safety.space.high - q) / safety.space.unit
@@ -232,7 +232,7 @@ def _stop(safety: Safety, q: Array) -> str:
     """Presses stop in the safety filter, while a simulated arm moves to the middle of its range."""
     guard = SafetyFilter(
         safety
-        if isinstance(safety, JointSafety)
+        if isinstance(safety, JointSafetyConfig)
         # The force of this simulated arm has no noise.
         else replace(safety, max_force_repeat=None)
     )
@@ -260,7 +260,7 @@ def _stop(safety: Safety, q: Array) -> str:
 
 def _middle(safety: Safety, q: Array) -> Target | JointTarget:
     """The middle of the workspace, or of the motors' ranges."""
-    if isinstance(safety, JointSafety):
+    if isinstance(safety, JointSafetyConfig):
         return JointTarget(0.0, (safety.space.low + safety.space.high) / 2)
     middle = (np.array(safety.box_low) + safety.box_high) / 2
     return Target(0.0, middle, kinematics.forward(q)[1], 0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from embodyrl.errors import UserError
-from embodyrl.real_robot.control.joint_safety import JointSafety
+from embodyrl.real_robot.control.joint_safety import JointSafetyConfig
 from embodyrl.real_robot.robot_file import read_sections
 
 SECTIONS = ("lerobot", "safety", "leader", "teleoperator")
@@ -13,12 +13,12 @@ SECTIONS = ("lerobot", "safety", "leader", "teleoperator")
 PURPOSE = "It names LeRobot's robot and the ranges of its motors; see docs/howto/lerobot_robots.md."
 
 
-def load_lerobot(file: str) -> tuple[dict[str, Any], JointSafety]:
+def load_lerobot(file: str) -> tuple[dict[str, Any], JointSafetyConfig]:
     """The settings of an arm and of its safety filter.
 
     Args:
         file: path of a YAML file with the keys ``lerobot`` (LeRobot's ``--robot.KEY``, with
-            ``type``) and ``safety`` (``JointSafety``).
+            ``type``) and ``safety`` (``JointSafetyConfig``).
 
     Raises:
         UserError: no such file, an unknown key, or no type or ranges.
@@ -42,5 +42,5 @@ def load_lerobot(file: str) -> tuple[dict[str, Any], JointSafety]:
             f"{file} must give the range of each motor, in LeRobot's units, as safety.joints: "
             "{shoulder_pan: [-100, 100], ..., gripper: [0, 100]}."
         )
-    safety = build_section("safety", JointSafety, section)
+    safety = build_section("safety", JointSafetyConfig, section)
     return settings, safety

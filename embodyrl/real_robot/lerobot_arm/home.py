@@ -10,7 +10,7 @@ import numpy as np
 from embodyrl.errors import UserError
 from embodyrl.real_robot.control.clocks import Clock
 from embodyrl.real_robot.control.input_checks import AT_REST
-from embodyrl.real_robot.control.joint_safety import JointSafety
+from embodyrl.real_robot.control.joint_safety import JointSafetyConfig
 from embodyrl.real_robot.control.messages import JointTarget
 from embodyrl.real_robot.control.safety import SafetyFilter
 from embodyrl.real_robot.lerobot_arm.robot import LeRobotArm
@@ -34,7 +34,7 @@ class WayHome:
         safety: of the arm.
     """
 
-    def __init__(self, robot: LeRobotArm, clock: Clock, safety: JointSafety) -> None:
+    def __init__(self, robot: LeRobotArm, clock: Clock, safety: JointSafetyConfig) -> None:
         self._robot = robot
         self._clock = clock
         self._safety = replace(safety, speed=SLOW * safety.speed)

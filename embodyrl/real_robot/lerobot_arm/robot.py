@@ -15,7 +15,7 @@ from embodyrl.errors import UserError, did_you_mean
 from embodyrl.functional.pictures import Image, fit
 from embodyrl.real_robot.control.clocks import Clock
 from embodyrl.real_robot.control.input_checks import age_problem
-from embodyrl.real_robot.control.joint_safety import JointSafety
+from embodyrl.real_robot.control.joint_safety import JointSafetyConfig
 from embodyrl.real_robot.control.joint_space import JointDecoder
 from embodyrl.real_robot.control.messages import Array, Command, Mode, RobotState
 from embodyrl.real_robot.control.robot import NotReadyError
@@ -54,7 +54,7 @@ class LeRobotArm:
     def __init__(
         self,
         settings: Mapping[str, Any],
-        safety: JointSafety,
+        safety: JointSafetyConfig,
         clock: Clock,
         cameras: Mapping[str, tuple[int, int]],
         prompt: str = "",

@@ -16,7 +16,7 @@ from embodyrl.real_robot.connect_robot import (
     simulated_robot,
 )
 from embodyrl.real_robot.control.actions import action_space, proprio_dim
-from embodyrl.real_robot.control.joint_safety import JointSafety
+from embodyrl.real_robot.control.joint_safety import JointSafetyConfig
 from embodyrl.real_robot.env.config import (
     RobotConfig,
     check_settings,
@@ -68,7 +68,7 @@ def connect_robot_for(
     if robot == "lerobot":
         cameras = {name: (config.image_size, config.image_size) for name in config.cameras}
         connected = opened.enter_context(lerobot_robot(robot_file, cameras, task or config.prompt))
-        assert isinstance(connected.safety, JointSafety)
+        assert isinstance(connected.safety, JointSafetyConfig)
         return connected, motors_spec(config, connected.safety.space), config.home
     space = action_space({"env": "robot", "control_mode": config.control_mode})
     spec = robot_spec(config, proprio_dim(space))

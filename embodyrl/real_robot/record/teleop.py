@@ -10,7 +10,7 @@ from typing import Any
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.real_robot.connect_robot import ConnectedRobot
 from embodyrl.real_robot.control.clocks import PacedClock
-from embodyrl.real_robot.control.joint_safety import JointSafety
+from embodyrl.real_robot.control.joint_safety import JointSafetyConfig
 from embodyrl.real_robot.control.messages import RobotState
 from embodyrl.real_robot.control.operator import LABELS, WISHES, Operator
 from embodyrl.real_robot.operator.device_operator import DeviceOperator
@@ -70,7 +70,7 @@ def open_teleop(
     if kind not in TELEOPS and not kind.startswith(("/", LEROBOT)):
         raise UserError(f"There is no teleoperation by {kind!r}. {did_you_mean(kind, TELEOPS)}")
     safety = connected.safety
-    if isinstance(safety, JointSafety) and not kind.startswith(LEROBOT):
+    if isinstance(safety, JointSafetyConfig) and not kind.startswith(LEROBOT):
         raise UserError(
             f"--teleop {kind} moves the hand of an arm whose shape is known. An arm of LeRobot's "
             "is moved by a leader with the same motors: --teleop lerobot:TYPE, such as "
@@ -93,7 +93,7 @@ def open_teleop(
         return _leader(opened, LeaderOperator(load_leader(robot_file), page))
     if kind.startswith(LEROBOT):
         device = connect_teleoperator(kind.removeprefix(LEROBOT), robot_file)
-        if isinstance(safety, JointSafety):
+        if isinstance(safety, JointSafetyConfig):
             source = LeRobotMotors(device, safety.space)
             config = load_leader(robot_file, Leader())
             leader = MotorLeader(config, page, source, safety.space)

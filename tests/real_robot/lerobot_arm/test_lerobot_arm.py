@@ -19,7 +19,7 @@ from embodyrl.errors import MissingDependencyError, UserError
 from embodyrl.real_robot.commands.deploy import deploy_checkpoint
 from embodyrl.real_robot.connect_robot import ConnectedRobot, lerobot_robot
 from embodyrl.real_robot.control.any_safety import decoder_for
-from embodyrl.real_robot.control.joint_safety import JointSafety
+from embodyrl.real_robot.control.joint_safety import JointSafetyConfig
 from embodyrl.real_robot.control.messages import JointTarget, Mode
 from embodyrl.real_robot.control.preflight import robot_checks
 from embodyrl.real_robot.control.robot import NotReadyError
@@ -50,7 +50,7 @@ def connected(arm: SimArm) -> Iterator[ConnectedRobot]:
         yield robot
 
 
-def facts(safety: JointSafety) -> dict[str, Any]:
+def facts(safety: JointSafetyConfig) -> dict[str, Any]:
     return policy_facts(motors_spec(RobotConfig(robot="lerobot"), safety.space))
 
 
@@ -82,7 +82,7 @@ def drive_to(connected: ConnectedRobot, q: np.ndarray, seconds: float = 3.0) -> 
 
 def test_it_measures_shows_and_moves(connected: ConnectedRobot) -> None:
     robot, safety = connected.robot, connected.safety
-    assert isinstance(safety, JointSafety)
+    assert isinstance(safety, JointSafetyConfig)
     checks = robot_checks(robot, facts(safety), safety, 10.0)
     assert all(check.ok for check in checks), checks
     goal = np.array([0.5, -0.4, 0.3, 0.0, 0.0, 0.6])
@@ -310,7 +310,7 @@ def test_only_a_leader_moves_it(arm: SimArm, connected: ConnectedRobot, kind: st
 
 def test_a_leader_is_followed_from_where_the_arm_is(arm: SimArm, connected: ConnectedRobot) -> None:
     safety = connected.safety
-    assert isinstance(safety, JointSafety)
+    assert isinstance(safety, JointSafetyConfig)
     with ExitStack() as opened:
         teleop = open_teleop(opened, "lerobot:sim_so_leader", connected, 0, str(arm.file))
         operator = teleop.operator

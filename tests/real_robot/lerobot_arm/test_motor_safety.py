@@ -13,7 +13,7 @@ from lerobot_arm import JOINTS
 
 from embodyrl.errors import UserError
 from embodyrl.real_robot.control.any_safety import decoder_for, require_motors
-from embodyrl.real_robot.control.joint_safety import SLACK, JointSafety
+from embodyrl.real_robot.control.joint_safety import SLACK, JointSafetyConfig
 from embodyrl.real_robot.control.joint_space import JointDecoder, joint_space
 from embodyrl.real_robot.control.limit_monitor import LimitMonitor
 from embodyrl.real_robot.control.messages import (
@@ -28,7 +28,7 @@ from embodyrl.real_robot.control.safety_config import SafetyConfig
 from embodyrl.real_robot.env.config import RobotConfig, motors_spec
 from embodyrl.real_robot.policy_link.metadata import policy_facts
 
-SAFETY = JointSafety(joints=JOINTS)
+SAFETY = JointSafetyConfig(joints=JOINTS)
 FACTS = policy_facts(motors_spec(RobotConfig(robot="lerobot"), SAFETY.space))
 START = np.zeros(6)
 TICK = SAFETY.tick
@@ -38,7 +38,7 @@ def still(now: float, q: np.ndarray = START, **fields: Any) -> RobotState:
     return RobotState(now, q, 0.0 * q, **fields)
 
 
-def running(safety: JointSafety = SAFETY) -> SafetyFilter:
+def running(safety: JointSafetyConfig = SAFETY) -> SafetyFilter:
     guard = SafetyFilter(safety)
     guard.start(0.0, still(0.0))
     guard.run(0.0)
@@ -187,7 +187,7 @@ def test_a_policy_says_which_motors_it_moves() -> None:
     other = replace(SAFETY, joints={**JOINTS, "elbow_flex": [-90, 95]})
     with pytest.raises(UserError, match=r"trained with elbow_flex -95 to 95.*has elbow_flex -90"):
         decoder_for(FACTS, 10.0, other)
-    fewer = JointSafety(joints={k: v for k, v in JOINTS.items() if k != "gripper"})
+    fewer = JointSafetyConfig(joints={k: v for k, v in JOINTS.items() if k != "gripper"})
     with pytest.raises(UserError, match="trained with 6 motors, and"):
         require_motors(SAFETY.space, fewer.space)
 
@@ -238,7 +238,7 @@ def test_another_policy_is_refused(facts: dict[str, Any]) -> None:
 )
 def test_settings_that_cannot_be(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=re.escape(words)):
-        JointSafety(**{"joints": JOINTS, **settings})
+        JointSafetyConfig(**{"joints": JOINTS, **settings})
 
 
 @pytest.mark.parametrize("tick", [0.005, 0.02, 0.05])
