@@ -73,6 +73,11 @@ class EnvConfig:
         return False
 
     @property
+    def only_recorded(self) -> bool:
+        """Whether nothing can play in it: a run learns from data, which say what it is like."""
+        return False
+
+    @property
     def uses_gpu(self) -> bool:
         """Whether any part of the simulator can run on a GPU; ``device="auto"`` asks."""
         return False

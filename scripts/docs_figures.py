@@ -64,6 +64,8 @@ SECTIONS = {
     "world": ("Training of a world model", "", ("world_models.config.WorldTrain",)),
     "loop": ("Loop", "", ("dreams.",)),
     "helper": ("A scripted helper", "helper.", ("improve.scripted_helper.",)),
+    "arm": ("In LeRobot's commands: the arm", "--robot.", ("real_robot.lerobot_plugin.arm.",)),
+    "person": ("In LeRobot's commands: you", "--teleop.", ("real_robot.lerobot_plugin.person.",)),
     "robot": ("A robot's file", "", ("real_robot.",)),
     "reflector": ("Reflectors", "", ("world_models.reflectors.",)),
     "other": ("Others", "", ("",)),

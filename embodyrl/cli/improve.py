@@ -37,7 +37,9 @@ def add_improve_verb(verb: Verb) -> None:
     add("checkpoint", help=CHECKPOINT)
     text = "env., policy., algorithm., data., run. and helper. settings"
     add("overrides", nargs="*", metavar="section.key=value", help=text)
-    text = "twin (simulated, here), ros2, rosbridge, ros1, libfranka (default: %(default)s)"
+    text = (
+        "twin (simulated, here), ros2, rosbridge, ros1, libfranka, lerobot (default: %(default)s)"
+    )
     add("--robot", default="twin", help=text)
     add("--address", default="", help="of the rosbridge server, or of the arm")
     add("--robot-file", default="", help="the robot's topics, workspace and leader arm")

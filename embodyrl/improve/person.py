@@ -14,13 +14,10 @@ from numpy.typing import NDArray
 from embodyrl.improve.config import ImproveConfig
 from embodyrl.improve.scripted_helper import ScriptedHelper
 from embodyrl.real_robot.commands.deployment import Deployment
-from embodyrl.real_robot.control.actions import DeltaDecoder
-from embodyrl.real_robot.control.operator import WISHES, Operator
+from embodyrl.real_robot.control.operator import WATCHING, WISHES, Operator
 from embodyrl.real_robot.control.robot import Robot
 from embodyrl.real_robot.record.teleop import Teleop, open_teleop
 
-WATCHING = ("estop", "hold", "run", "clear", "success", "failure")
-"""What may be asked for where the policy is to show what it can do alone."""
 LOOK_EVERY = 0.1
 """s between two looks at the person while the arm waits for them."""
 
@@ -36,7 +33,7 @@ class Person:
     """
 
     operator: Operator | None
-    begin: Callable[[DeltaDecoder], None] = lambda decoder: None
+    begin: Callable[[Any], None] = lambda decoder: None
     ask: Callable[[str], None] = lambda sentence: None
 
 

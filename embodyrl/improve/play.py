@@ -159,7 +159,8 @@ def _play_one(
     settings |= {"split": "train" if stage.helped else "eval"}
     settings |= {"back": between.state.back, "asked": between.state.asked}
     described = deployment.described(settings, init)
-    log = logs.start(described, connected.clock.now(), connected.safety.robot)
+    safety = connected.safety
+    log = logs.start(described, connected.clock.now(), safety.robot, safety.motors)
     decoder = deployment.decoder()
     person.begin(decoder)
     row = deployment.play(

@@ -156,7 +156,9 @@ def add_deploy_options(sub: argparse.ArgumentParser) -> None:
     text = "a checkpoint, a run's folder, an exported file, or ws://HOST:PORT of its server"
     add("checkpoint", help=text)
     add("overrides", nargs="*", metavar="key.sub=value")
-    text = "twin (simulated, here), ros2, rosbridge, ros1, libfranka (default: %(default)s)"
+    text = (
+        "twin (simulated, here), ros2, rosbridge, ros1, libfranka, lerobot (default: %(default)s)"
+    )
     add("--robot", default="twin", help=text)
     text = "of the rosbridge server (default: port 9090 of this machine), or of the arm"
     add("--address", default="", help=text)
@@ -198,7 +200,9 @@ def add_record_options(sub: argparse.ArgumentParser) -> None:
     add("env", nargs="?", default="robot", help=text)
     text = "its settings, for example env.task=reach env.image_size=128"
     add("overrides", nargs="*", metavar="env.key=value", help=text)
-    text = "twin (simulated, here), ros2, rosbridge, ros1, libfranka (default: %(default)s)"
+    text = (
+        "twin (simulated, here), ros2, rosbridge, ros1, libfranka, lerobot (default: %(default)s)"
+    )
     add("--robot", default="twin", help=text)
     add("--address", default="", help="of the rosbridge server, or of the arm")
     add("--robot-file", default="", help="the robot's topics, workspace and leader arm")

@@ -1,4 +1,4 @@
-"""Connects to a robot: the twin in this process, an arm behind ROS, or an arm by libfranka."""
+"""Connects to a robot: the twin here, an arm behind ROS, by libfranka, or one of LeRobot's."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 from embodyrl.errors import UserError
 from embodyrl.real_robot.control.actions import ActionSpace
+from embodyrl.real_robot.control.any_safety import Safety
 from embodyrl.real_robot.control.clocks import Clock, RealClock
 from embodyrl.real_robot.control.robot import Robot
-from embodyrl.real_robot.control.safety_config import SafetyConfig
 
-ROBOTS = ("twin", "ros2", "rosbridge", "ros1", "libfranka")
+ROBOTS = ("twin", "ros2", "rosbridge", "ros1", "libfranka", "lerobot")
 """What ``--robot`` and ``env.robot`` may be."""
 
 
@@ -25,7 +25,7 @@ class ConnectedRobot:
     Attributes:
         robot: at rest.
         clock: of its stamps.
-        safety: its limits and its workspace.
+        safety: its limits and, of a Franka, its workspace.
         begin: starts an episode at an initial state; the arm must be at rest.
         simulated: whether its time stands still while nobody sleeps by ``clock``.
         arranges: whether ``begin`` arranges the scene; otherwise a person has to.
@@ -33,7 +33,7 @@ class ConnectedRobot:
 
     robot: Robot
     clock: Clock
-    safety: SafetyConfig
+    safety: Safety
     begin: Callable[[int], None]
     simulated: bool
     arranges: bool
@@ -124,6 +124,31 @@ def libfranka_robot(
         yield ConnectedRobot(
             robot, robot, safety, robot.begin, simulated=False, arranges=not robot_file
         )
+    finally:
+        robot.close()
+
+
+@contextmanager
+def lerobot_robot(
+    robot_file: str, cameras: Mapping[str, tuple[int, int]], prompt: str
+) -> Iterator[ConnectedRobot]:
+    """An arm that LeRobot, or a plug-in of its, knows; a person arranges the scene.
+
+    Args:
+        robot_file: see ``lerobot_arm.config.load_lerobot``.
+        cameras: of the policy, name -> (height, width).
+        prompt: instruction for the policy.
+    """
+    from embodyrl.real_robot.lerobot_arm.config import load_lerobot
+    from embodyrl.real_robot.lerobot_arm.home import WayHome
+    from embodyrl.real_robot.lerobot_arm.robot import LeRobotArm
+
+    settings, safety = load_lerobot(robot_file)
+    clock = RealClock()
+    robot = LeRobotArm(settings, safety, clock, cameras, prompt)
+    try:
+        home = WayHome(robot, clock, safety)
+        yield ConnectedRobot(robot, clock, safety, home, simulated=False, arranges=False)
     finally:
         robot.close()
 

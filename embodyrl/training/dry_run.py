@@ -33,6 +33,7 @@ from embodyrl.training.run_checks import (
     check_history,
     check_reward,
 )
+from embodyrl.training.setup import recorded_spec
 from embodyrl.training.shards import check_sharing
 from embodyrl.types import EnvSpec
 
@@ -57,7 +58,9 @@ def try_run(config: Config) -> tuple[list[str], EnvSpec | None]:
         check_sharing(config)
     # The envs.
     cls = registry.load("algorithms", config.algorithm.name)
-    evaluated = _spec(config.env.for_evaluation(run.eval_split), run.device)
+    evaluated = recorded_spec(config) or _spec(
+        config.env.for_evaluation(run.eval_split), run.device
+    )
     played = _spec(config.env, run.device) if cls.plays else evaluated
     if played is None:
         lines.append("env: a robot, which a dry run leaves alone; nothing that needs it was tried")

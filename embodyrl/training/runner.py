@@ -70,7 +70,7 @@ from embodyrl.training.run_folder import (
     save_evaluation,
     stalled,
 )
-from embodyrl.training.setup import Envs, Ranks, build_algorithm, starts_elsewhere
+from embodyrl.training.setup import Envs, Ranks, build_algorithm, recorded_spec, starts_elsewhere
 from embodyrl.training.shards import local_rollouts
 from embodyrl.training.threads import set_threads
 from embodyrl.types import EnvSpec
@@ -122,6 +122,7 @@ def train(
     device = use_device(settings.device)
     if settings.threads:
         torch.set_num_threads(settings.threads)
+    spec = spec or recorded_spec(config)
     if rollouts is None and ranks is None and (settings.workers > 1 or settings.max_lag):
         rollouts = partial(local_rollouts, config)
     if ranks is not None:

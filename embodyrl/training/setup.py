@@ -11,6 +11,7 @@ from embodyrl import registry, starting
 from embodyrl.algorithm import Algorithm, Peers
 from embodyrl.build import config_builds, described_by, limit_num_envs, make_env, make_policy
 from embodyrl.config import Config
+from embodyrl.data.lerobot_read import open_dataset
 from embodyrl.devices import keep_random_state
 from embodyrl.env import VecEnv
 from embodyrl.errors import UserError
@@ -18,6 +19,7 @@ from embodyrl.policies.compile import compile_sampling
 from embodyrl.rollouts.collect import Rollouts
 from embodyrl.rollouts.evaluation import Evaluation
 from embodyrl.storage import checkpoint
+from embodyrl.storage.env_spec import spec_from_json
 from embodyrl.types import EnvSpec
 
 
@@ -117,6 +119,33 @@ class Envs:
         self._built.clear()
         if self.rollouts is not None:
             self.rollouts.close()
+
+
+def recorded_spec(config: Config) -> EnvSpec | None:
+    """The spec that the run's data were recorded with, for an env that nothing can play in.
+
+    Returns:
+        None where the env can be built.
+
+    Raises:
+        UserError: there are no data, they are another env's, or the run plays.
+    """
+    if not config.env.only_recorded:
+        return None
+    if not config.data.path:
+        raise UserError(
+            "Nothing can play on this arm, so the run needs recorded data: give data.path=FOLDER "
+            "of embodyrl record."
+        )
+    # Other data do not say what the policy's numbers mean.
+    origin = open_dataset(config.data.path).origin
+    if "spec" not in origin or origin.get("env") != f"{config.env.name}/lerobot":
+        raise UserError(
+            f"{config.data.path} was not recorded on an arm of LeRobot's by embodyrl record, and "
+            "such a recording says what the policy's numbers mean. Record the data anew, or choose "
+            "the env that these are for."
+        )
+    return spec_from_json(origin["spec"])
 
 
 def starts_elsewhere(config: Config) -> bool:

@@ -116,7 +116,7 @@ def driven(
     [
         ("late", Mode.FAULT, "no fresh state of the robot for 0.0"),
         ("frozen", Mode.FAULT, "the measured angles stand still"),
-        ("not finite", Mode.FAULT, "not seven finite angles"),
+        ("not finite", Mode.FAULT, "not 7 finite angles"),
         ("force", Mode.FAULT, "force: 50 N at the hand"),
         ("same force", Mode.FAULT, "the measured force at the hand is exactly the same"),
         ("camera", Mode.HOLD, "no fresh picture of camera front"),

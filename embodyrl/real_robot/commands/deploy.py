@@ -14,9 +14,11 @@ from embodyrl.real_robot.commands.tokens import read_token
 from embodyrl.real_robot.connect_robot import ask_at_terminal
 from embodyrl.real_robot.control.clocks import PacedClock
 from embodyrl.real_robot.control.episode import EndedBy
+from embodyrl.real_robot.control.joint_safety import JointSafetyConfig
 from embodyrl.real_robot.control.messages import Mode
 from embodyrl.real_robot.logs.mcap_log import RunLog
 from embodyrl.real_robot.operator.device_operator import open_operator
+from embodyrl.real_robot.operator.watching import Watching
 from embodyrl.real_robot.policy_link.dream_options import NO_DREAM, DreamOptions
 from embodyrl.real_robot.policy_link.guidance_options import NO_GUIDANCE, GuidanceOptions
 from embodyrl.real_robot.resets.options import (
@@ -62,7 +64,7 @@ def deploy_checkpoint(
             ``policy.start_noise=0``.
         robot: ``"twin"``, the simulated one in this process, whose time stands still while the
             policy infers; or the transport to one in real time: ``"ros2"``, ``"rosbridge"``,
-            ``"ros1"`` or ``"libfranka"``.
+            ``"ros1"``, ``"libfranka"`` or ``"lerobot"``.
         address: of the rosbridge server, or of the arm.
         robot_file: its topics and workspace (``ros.config.load_robot``); empty means those of
             ``embodyrl twin``. For libfranka see ``libfranka.config.load_arm``; empty means
@@ -129,10 +131,21 @@ def deploy_checkpoint(
         connected = deployment.connected
         if connected.simulated and (operator is not None or hand):
             connected.clock = PacedClock(connected.clock)
+        motors = isinstance(connected.safety, JointSafetyConfig)
+        if hand and motors:
+            raise UserError(
+                f"--hand {hand} moves the hand of an arm whose shape is known. To correct an arm of "
+                "LeRobot's, take over with its leader: embodyrl improve --helper lerobot:TYPE."
+            )
         person, page = open_operator(
             opened, connected.clock, operator, hand, read_token(token_file)
         )
+        if motors and person is not None:
+            person = Watching(person)
         ask = ask_at_terminal if page is None else page.ask
+        # In a dry run an arm that goes home by itself stays where it is.
+        if dry_run and motors:
+            connected.begin = lambda init: None
         # 2. Check everything before anything moves.
         deployment.require_ready()
         between = deployment.between(
@@ -144,7 +157,8 @@ def deploy_checkpoint(
             between.prepare(init, f"Arrange the scene for episode {init + 1}, and go on.")
             file = Path(out) / f"episode_{init:04d}.mcap"
             described = deployment.described(settings, init)
-            log = RunLog(file, described, connected.clock.now(), connected.safety.robot)
+            safety = connected.safety
+            log = RunLog(file, described, connected.clock.now(), safety.robot, safety.motors)
             try:
                 row = deployment.play(log, dry_run=dry_run, operator=person, record=record)
             finally:

@@ -15,13 +15,17 @@ from embodyrl.real_robot.commands.tokens import read_token
 from embodyrl.real_robot.connect_robot import (
     ROBOTS,
     ConnectedRobot,
+    lerobot_robot,
     libfranka_robot,
     ros_robot,
     simulated_robot,
 )
-from embodyrl.real_robot.control.actions import DeltaDecoder, action_space
+from embodyrl.real_robot.control.actions import action_space
+from embodyrl.real_robot.control.any_safety import Decoder, decoder_for, require_motors
 from embodyrl.real_robot.control.executor import Executor, ExecutorConfig
 from embodyrl.real_robot.control.inference import Inference, ThreadInference, VirtualInference
+from embodyrl.real_robot.control.joint_safety import JointSafetyConfig
+from embodyrl.real_robot.control.joint_space import joint_space
 from embodyrl.real_robot.control.operator import Operator
 from embodyrl.real_robot.control.preflight import preflight, print_checks
 from embodyrl.real_robot.control.safety import SafetyFilter
@@ -73,11 +77,10 @@ class Deployment:
                 "is wrong."
             )
 
-    def decoder(self) -> DeltaDecoder:
+    def decoder(self) -> Decoder:
         """Of the actions of an episode; fresh."""
-        safety = self.connected.safety
-        space = action_space(self.client.metadata)
-        return DeltaDecoder(space, self.execution.control_hz, safety.box_low, safety.box_high)
+        rate = self.execution.control_hz
+        return decoder_for(self.client.metadata, rate, self.connected.safety)
 
     def between(
         self,
@@ -112,7 +115,7 @@ class Deployment:
         operator: Operator | None = None,
         record: bool = False,
         help_seconds: float = 0.0,
-        decoder: DeltaDecoder | None = None,
+        decoder: Decoder | None = None,
     ) -> dict[str, Any]:
         """Plays and logs one episode, which has begun; Ctrl-C stops the arm first.
 
@@ -293,8 +296,14 @@ def _open_robot(
     metadata: dict[str, Any], scene: tuple[str, Sequence[str]] | None,
 ) -> ConnectedRobot:  # fmt: skip
     """An arm in real time; ``scene`` is the checkpoint whose task franka-sim's arm plays in."""
-    space = action_space(metadata)
     cameras = camera_sizes(metadata)
+    if robot == "lerobot":
+        policy = joint_space(metadata)
+        connected = opened.enter_context(lerobot_robot(robot_file, cameras, prompt))
+        assert isinstance(connected.safety, JointSafetyConfig)
+        require_motors(policy, connected.safety.space)
+        return connected
+    space = action_space(metadata)
     if robot != "libfranka":
         return opened.enter_context(ros_robot(robot, address, robot_file, space, cameras, prompt))
     config = None

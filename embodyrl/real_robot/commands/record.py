@@ -14,7 +14,8 @@ from embodyrl.env import EnvConfig
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.real_robot.commands.signals import interrupt_is_estop
 from embodyrl.real_robot.connect_robot import ROBOTS, ConnectedRobot
-from embodyrl.real_robot.control.actions import DeltaDecoder, action_space
+from embodyrl.real_robot.control.actions import DeltaDecoder
+from embodyrl.real_robot.control.any_safety import Decoder, decoder_for
 from embodyrl.real_robot.control.episode import RobotEpisode
 from embodyrl.real_robot.control.executor import Executor, ExecutorConfig
 from embodyrl.real_robot.control.inference import Answer, Inference, Request
@@ -294,8 +295,9 @@ def _record_one(session: _Session, init: int) -> tuple[RobotEpisode, int]:
     # have come to rest, and the arm follows them a moment later.
     if not connected.simulated:
         wait_for_rest(connected)
-    if not connected.arranges and logs.kept:
-        go_home(connected, _decoder(session), session.home)
+    decoder = _decoder(session)
+    if not connected.arranges and logs.kept and isinstance(decoder, DeltaDecoder):
+        go_home(connected, decoder, session.home)
     connected.begin(init)
     if session.teleop.person:
         arrange = "" if connected.arranges else "Arrange the scene. "
@@ -305,7 +307,7 @@ def _record_one(session: _Session, init: int) -> tuple[RobotEpisode, int]:
     decoder = _decoder(session)
     guard = SafetyFilter(safety)
     described = {**session.settings, "init": init, "safety": asdict(safety), "record": True}
-    log = logs.start(described, connected.clock.now(), safety.robot)
+    log = logs.start(described, connected.clock.now(), safety.robot, safety.motors)
     no_policy = ExecutorConfig(1, session.spec.action_dim, session.rate, "sync")
     session.teleop.begin(decoder)
     with interrupt_is_estop(guard):
@@ -316,10 +318,8 @@ def _record_one(session: _Session, init: int) -> tuple[RobotEpisode, int]:
     return episode, episode.human
 
 
-def _decoder(session: _Session) -> DeltaDecoder:
-    safety = session.connected.safety
-    space = action_space(session.settings["policy"])
-    return DeltaDecoder(space, session.rate, safety.box_low, safety.box_high)
+def _decoder(session: _Session) -> Decoder:
+    return decoder_for(session.settings["policy"], session.rate, session.connected.safety)
 
 
 def session_line(result: dict[str, Any], out: str) -> str:

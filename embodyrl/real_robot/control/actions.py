@@ -14,7 +14,7 @@ from embodyrl.errors import UserError, did_you_mean
 from embodyrl.real_robot.control import kinematics
 from embodyrl.real_robot.control.config_checks import require_number
 from embodyrl.real_robot.control.limits import MAX_WIDTH
-from embodyrl.real_robot.control.messages import Array, RobotState, Target
+from embodyrl.real_robot.control.messages import Array, Command, RobotState, Target
 
 
 @dataclass(frozen=True)
@@ -152,6 +152,16 @@ class DeltaDecoder:
             action[3:6] = turn / self.space.radians
         action[-1] = 1.0 if is_open else -1.0
         return action.clip(-1.0, 1.0)
+
+    def back_to(self, q: Array, command: Command) -> NDArray[np.float32]:
+        """The action (A,) that goes back to the joint angles q (7,), with the fingers as they are."""
+        position, rotation, _ = kinematics.forward(q)
+        return self.towards(position, rotation, is_open=command.width > 0.0)
+
+    def told(self) -> dict[str, str]:
+        """Where the hand is told to be, for a person."""
+        x, y, z = self.position
+        return {"hand told to be at (m)": f"{x:.3f} {y:.3f} {z:.3f}"}
 
     def target(self, now: float, fresh: bool) -> Target:
         """Where to be now; its stamp only advances while the actions are ``fresh``."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from embodyrl.real_robot.control.actions import DeltaDecoder
+from embodyrl.real_robot.control.any_safety import Decoder
 from embodyrl.real_robot.control.messages import Array
 from embodyrl.real_robot.control.robot import NotReadyError, Robot
 
@@ -29,7 +29,7 @@ class FrozenCameraCheck:
         self._moved: dict[str, float] = {}
         self._q: Array | None = None
 
-    def observe(self, decoder: DeltaDecoder) -> dict[str, Any]:
+    def observe(self, decoder: Decoder) -> dict[str, Any]:
         """See ``Robot.observe``.
 
         Raises:

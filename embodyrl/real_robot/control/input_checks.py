@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 
+from embodyrl.real_robot.control.any_safety import Safety
+from embodyrl.real_robot.control.joint_safety import JointSafetyConfig
 from embodyrl.real_robot.control.limits import MAX_WIDTH
-from embodyrl.real_robot.control.messages import RobotState, Target
-from embodyrl.real_robot.control.safety_config import SafetyConfig
+from embodyrl.real_robot.control.messages import JointTarget, RobotState, Target
 
 WIDTH_ERROR = 0.02
 """m by which the measured opening of the gripper may be beyond what the gripper can do."""
@@ -32,18 +33,19 @@ def age_problem(what: str, stamp: float, now: float, limit: float) -> str:
     return "" if age <= limit else f"no fresh {what} for {age:.3f} s"
 
 
-def state_problem(config: SafetyConfig, now: float, state: RobotState) -> str:
+def state_problem(config: Safety, now: float, state: RobotState) -> str:
     """What is wrong with the robot or its state; empty while all is well."""
     if state.reflex:
         return f"reflex: {state.reflex}"
     if state.trouble:
         return state.trouble
+    joints = config.robot_limits.q_min.shape
     if (
-        state.q.shape != (7,)
-        or state.dq.shape != (7,)
+        state.q.shape != joints
+        or state.dq.shape != joints
         or not math.isfinite(sum(state.q.tolist()) + sum(state.dq.tolist()))
     ):
-        return "the robot's state is not seven finite angles and velocities"
+        return f"the robot's state is not {joints[0]} finite angles and velocities"
     if not -WIDTH_ERROR <= state.width <= MAX_WIDTH + WIDTH_ERROR:
         return f"the measured opening of the gripper is {state.width} m, which cannot be"
     if wrong := age_problem("state of the robot", state.stamp, now, config.max_state_age):
@@ -51,7 +53,7 @@ def state_problem(config: SafetyConfig, now: float, state: RobotState) -> str:
     return "" if config.max_force is None else _force_problem(config, now, state)
 
 
-def _force_problem(config: SafetyConfig, now: float, state: RobotState) -> str:
+def _force_problem(config: Safety, now: float, state: RobotState) -> str:
     """What is wrong with the force at the hand, or its measurement."""
     assert config.max_force is not None
     if state.force is None:
@@ -75,7 +77,7 @@ class RepeatedForceCheck:
     A real sensor has noise in every sample. Args: see ``SafetyConfig``.
     """
 
-    def __init__(self, config: SafetyConfig) -> None:
+    def __init__(self, config: Safety) -> None:
         self._limit = None if config.max_force is None else config.max_force_repeat
         self._last: list[float] = []
         self._since = 0.0  # when ``_last`` was first measured
@@ -99,8 +101,21 @@ class RepeatedForceCheck:
         )
 
 
-def target_problem(target: Target) -> str:
-    """What is wrong with a target; empty if it is a finite pose."""
+def target_problem(config: Safety, target: Target | JointTarget) -> str:
+    """What is wrong with a target; empty if it is finite, and of the arm's kind."""
+    if isinstance(target, JointTarget) != isinstance(config, JointSafetyConfig):
+        return f"a {type(target).__name__} is no target of this arm"
+    if isinstance(target, JointTarget):
+        if target.q.shape != config.robot_limits.q_min.shape:
+            return f"target of shape {target.q.shape}"
+        if not math.isfinite(sum(target.q.tolist())):
+            return "the target is not finite"
+        return "" if math.isfinite(target.stamp) else f"the target's stamp is {target.stamp}"
+    return _pose_problem(target)
+
+
+def _pose_problem(target: Target) -> str:
+    """What is wrong with a pose; empty if it is finite, and its rotation is one."""
     if target.position.shape != (3,) or target.rotation.shape != (3, 3):
         return (
             f"target of shapes {target.position.shape} and {target.rotation.shape}, "

@@ -26,14 +26,14 @@ from embodyrl.real_robot.control.limits import RobotLimits
 from embodyrl.real_robot.control.messages import Array
 
 Motion = tuple[list[float], list[float], list[float]]
-"""Angles, velocities and accelerations of the seven joints.
+"""Angles, velocities and accelerations of the joints.
 
-They are lists of floats: for seven numbers, numpy's overhead costs more than the arithmetic.
+They are lists of floats: for so few numbers, numpy's overhead costs more than the arithmetic.
 """
 
 
 class JointTracker:
-    """Tracks seven joint angles within their limits; it knows of no workspace.
+    """Tracks joint angles within their limits; it knows of no workspace.
 
     Args:
         limits: that no step breaks.
@@ -46,11 +46,12 @@ class JointTracker:
         self, limits: RobotLimits, tick: float, share: float = 1.0, together: bool = False
     ) -> None:
         self._tick = tick
-        self._ruckig = Ruckig(7, tick)
+        self._n = len(limits.q_min)
+        self._ruckig = Ruckig(self._n, tick)
         self._stopper = Stopper(limits)
         way = Synchronization.Time if together else Synchronization.No
         self._in = _ruckig_inputs(limits, share, way)
-        self._out = OutputParameter(7)
+        self._out = OutputParameter(self._n)
         # One row of constants per joint, in the order of the fields of ``_Joint``.
         r = limits
         decel2 = 2.0 * usable_deceleration(limits)
@@ -68,8 +69,8 @@ class JointTracker:
 
         Args:
             before: the motion now.
-            q_ref: (7,) rad, angles of the reference.
-            v_ref: (7,) rad/s, its velocities.
+            q_ref: (n,) rad, angles of the reference.
+            v_ref: (n,) rad/s, its velocities.
 
         Returns:
             The next motion. A joint that could not stop from there brakes instead.
@@ -104,7 +105,7 @@ class JointTracker:
         able = [joint.can_stop(*each) for joint, *each in zip(joints, q, dq, ddq, strict=True)]
         if not all(able):
             stop = self.brake(before)
-            for k in range(7):
+            for k in range(self._n):
                 if not able[k]:
                     q[k], dq[k], ddq[k] = (each[k] for each in stop)
         return q, dq, ddq
@@ -114,11 +115,12 @@ class Stopper:
     """The hardest stop within a robot's limits; each joint stops as soon as it can."""
 
     def __init__(self, limits: RobotLimits) -> None:
-        self._ruckig = Ruckig(7)
+        count = len(limits.q_min)
+        self._ruckig = Ruckig(count)
         self._inputs = _ruckig_inputs(limits, 1.0, Synchronization.No)
-        self._path = Trajectory(7)
+        self._path = Trajectory(count)
         self._inputs.control_interface = ControlInterface.Velocity
-        self._inputs.target_velocity = [0.0] * 7
+        self._inputs.target_velocity = [0.0] * count
 
     def plan(self, motion: Motion) -> Trajectory:
         """The stop from ``motion``; valid until the next call."""
@@ -129,7 +131,7 @@ class Stopper:
 
 
 def usable_deceleration(limits: RobotLimits) -> Array:
-    """(7,) rad/s^2, how fast the velocity limit may fall towards a joint's end.
+    """(n,) rad/s^2, how fast the velocity limit may fall towards a joint's end.
 
     It stays below the acceleration limit, so that a braking joint slows down faster than its
     velocity limit falls.
@@ -139,7 +141,7 @@ def usable_deceleration(limits: RobotLimits) -> Array:
 
 def _ruckig_inputs(limits: RobotLimits, share: float, way: Synchronization) -> InputParameter:
     """Ruckig's limits: ``share`` of those of acceleration and jerk."""
-    inputs = InputParameter(7)
+    inputs = InputParameter(len(limits.q_min))
     inputs.synchronization = way
     inputs.max_velocity = limits.dq_max.tolist()
     inputs.max_acceleration = (share * limits.ddq_max).tolist()
@@ -151,7 +153,7 @@ class _Joint(NamedTuple):
     """The limits of one joint, drawn in; the velocity limit is sqrt(decel2 * room) - offset.
 
     ``room`` is the angle that is left to the end of the joint. The methods use plain comparisons,
-    because they run for seven joints per tick and a call of ``min`` costs more than the comparison.
+    because they run for each joint at each tick and a call of ``min`` costs more than the comparison.
     """
 
     q_min: float

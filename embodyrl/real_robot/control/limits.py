@@ -1,4 +1,4 @@
-"""The limits of Franka's arms, as data.
+"""The limits of arms, and those of Franka's as data.
 
 The FR3's come from its data sheet, including velocity limits that fall towards the ends of each
 joint. Where published values differ, the tighter one is taken. The Panda (FER) has the constant
@@ -20,7 +20,7 @@ MAX_WIDTH = 0.08
 
 @dataclass(frozen=True)
 class RobotLimits:
-    """Limits of one robot model; arrays are (7,), one value per joint, in rad and s.
+    """Limits of one robot model; arrays are (n,), one value per joint, in rad and s.
 
     Attributes:
         name: the model.
@@ -47,7 +47,7 @@ class RobotLimits:
     ee_turn: float
 
     def velocity_bounds(self, q: Array) -> tuple[Array, Array]:
-        """Lowest (negative) and largest allowed velocities (..., 7) at the angles q (..., 7).
+        """Lowest (negative) and largest allowed velocities (..., n) at the angles q (..., n).
 
         Towards the upper end dq <= min(dq_max, max(0, -offset + sqrt(2 decel (q_max - q)))), and
         the same mirrored at the lower end (FR3's data sheet).

@@ -36,9 +36,9 @@ class RobotState:
 
     Attributes:
         stamp: when it was measured.
-        q: (7,) joint angles.
-        dq: (7,) joint velocities.
-        width: opening of the gripper.
+        q: (n,) joint angles; a Franka has n = 7 joints.
+        dq: (n,) joint velocities.
+        width: opening of the gripper, where it is none of the joints.
         force: (3,) external force at the hand in N, or None where the robot does not estimate it.
         force_stamp: when the force was measured; None where that was at ``stamp``.
         reflex: why the robot's own controller stopped the arm; empty while it runs.
@@ -78,14 +78,31 @@ class Target:
 
 
 @dataclass(frozen=True)
+class JointTarget:
+    """Where the policy or a person wants the motors of an arm whose shape is not known.
+
+    Attributes:
+        stamp: when it became due.
+        q: (n,) positions.
+        human: whether it comes from a person.
+        width: of no meaning; the gripper is one of the motors.
+    """
+
+    stamp: float
+    q: Array
+    human: bool = False
+    width: float = 0.0
+
+
+@dataclass(frozen=True)
 class Command:
     """What the safety filter sends to the robot, one per tick.
 
     Attributes:
         stamp: when it was made.
-        q: (7,) joint angles at the end of the tick.
-        dq: (7,) joint velocities then.
-        ddq: (7,) joint accelerations then.
+        q: (n,) joint angles at the end of the tick.
+        dq: (n,) joint velocities then.
+        ddq: (n,) joint accelerations then.
         width: opening of the gripper.
         mode: mode of the filter.
         reason: why the filter is in that mode.

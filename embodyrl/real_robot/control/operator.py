@@ -22,6 +22,10 @@ HOLDS = {
 """Reasons of the holds that an operator asks for."""
 
 
+WATCHING = ("estop", "hold", "run", "clear", "success", "failure")
+"""What may be asked for by a person who cannot move the arm."""
+
+
 class Operator(Protocol):
     """A person who can watch, stop, take over and label; see ``operator.page.OperatorPage``."""
 

@@ -13,16 +13,18 @@ import numpy as np
 
 from embodyrl import __version__
 from embodyrl.errors import UserError
-from embodyrl.real_robot.control import kinematics, limits
-from embodyrl.real_robot.control.actions import DeltaDecoder, action_space
+from embodyrl.real_robot.control import kinematics
+from embodyrl.real_robot.control.actions import action_space
+from embodyrl.real_robot.control.any_safety import Safety, decoder_for, tracker_for
 from embodyrl.real_robot.control.device_checks import camera_report, gripper_report, watch_devices
 from embodyrl.real_robot.control.executor import ExecutorConfig
 from embodyrl.real_robot.control.input_checks import AT_REST, state_problem
-from embodyrl.real_robot.control.messages import Array, RobotState, Target
+from embodyrl.real_robot.control.joint_safety import JointSafetyConfig
+from embodyrl.real_robot.control.joint_space import joint_space
+from embodyrl.real_robot.control.messages import Array, JointTarget, RobotState, Target
 from embodyrl.real_robot.control.robot import HasDevices, Robot, policy_sees
 from embodyrl.real_robot.control.safety import SafetyFilter
 from embodyrl.real_robot.control.safety_config import SafetyConfig
-from embodyrl.real_robot.control.tracking import Tracker
 from embodyrl.real_robot.policy_link.server import check_observation
 
 MAX_HAND_ERROR = 0.005
@@ -45,7 +47,7 @@ def preflight(
     robot: Robot,
     infer: Callable[[dict[str, Any]], dict[str, Any]],
     metadata: Mapping[str, Any],
-    safety: SafetyConfig,
+    safety: Safety,
     execution: ExecutorConfig,
     trials: int = 4,
     charged: Callable[[float], float] = float,
@@ -64,7 +66,7 @@ def preflight(
     """
     # The action space, and the robot.
     rate = execution.control_hz
-    checks = [_check("action space", lambda: _actions(metadata, rate))]
+    checks = [_check("action space", lambda: _actions(metadata, rate, safety))]
     if checks[0].ok:
         # The policy looks once for each chunk.
         looks = rate / execution.asks_after
@@ -73,7 +75,7 @@ def preflight(
         return checks
     # How long the policy takes. Every trial is the first request of an episode, so what watches the
     # policy begins anew.
-    decoder = DeltaDecoder(action_space(metadata), rate, safety.box_low, safety.box_high)
+    decoder = decoder_for(metadata, rate, safety)
     decoder.start(robot.state().stamp, robot.state())
     checks.append(
         _check(
@@ -92,7 +94,7 @@ def preflight(
 
 
 def robot_checks(
-    robot: Robot, metadata: Mapping[str, Any], safety: SafetyConfig, rate: float, looks: float
+    robot: Robot, metadata: Mapping[str, Any], safety: Safety, rate: float, looks: float
 ) -> list[Check]:
     """The part of ``preflight`` that needs no policy: the robot, its cameras, and the stop.
 
@@ -108,9 +110,7 @@ def robot_checks(
     checks = [
         _check("packages", _packages),
         _check("robot state", lambda: _state(robot, safety)),
-        _check(f"joint limits ({safety.robot})", lambda: _limits(safety, state.q)),
-        _check("workspace", lambda: _workspace(safety, state.q)),
-        _check("calibration", lambda: _calibration(robot)),
+        *_place_checks(robot, safety, state),
     ]
     if not all(c.ok for c in checks):
         return checks
@@ -121,7 +121,7 @@ def robot_checks(
     if not all(c.ok for c in checks):
         return checks
     # What the policy sees.
-    decoder = DeltaDecoder(action_space(metadata), rate, safety.box_low, safety.box_high)
+    decoder = decoder_for(metadata, rate, safety)
     decoder.start(state.stamp, state)
     checks.append(
         _check(
@@ -154,6 +154,17 @@ def _devices(robot: Robot, looks: float) -> list[Check]:
     return checks
 
 
+def _place_checks(robot: Robot, safety: Safety, state: RobotState) -> list[Check]:
+    """Where the arm is, as far as its shape is known."""
+    if isinstance(safety, JointSafetyConfig):
+        return [_check("motors", lambda: _motors(safety, state.q))]
+    return [
+        _check(f"joint limits ({safety.robot})", lambda: _limits(safety, state.q)),
+        _check("workspace", lambda: _workspace(safety, state.q)),
+        _check("calibration", lambda: _calibration(robot)),
+    ]
+
+
 def print_checks(checks: list[Check]) -> None:
     """Prints the table."""
     width = max(len(c.name) for c in checks)
@@ -177,8 +188,9 @@ def _packages() -> str:
         raise UserError(f"{error.name} is not installed. Install embodyrl[robot].") from error
 
 
-def _actions(metadata: Mapping[str, Any], rate: float) -> str:
-    space = action_space(metadata)
+def _actions(metadata: Mapping[str, Any], rate: float, safety: Safety) -> str:
+    motors = isinstance(safety, JointSafetyConfig)
+    space = joint_space(metadata) if motors else action_space(metadata)
     if space.dims != metadata["action_dim"]:
         raise UserError(
             f"The policy has {metadata['action_dim']} action dims, but its control mode has "
@@ -188,7 +200,7 @@ def _actions(metadata: Mapping[str, Any], rate: float) -> str:
     return f"{metadata['control_mode']}, {chunks}, trained at {metadata['control_hz']:g}"
 
 
-def _state(robot: Robot, safety: SafetyConfig) -> str:
+def _state(robot: Robot, safety: Safety) -> str:
     state = robot.state()
     if state.reflex:
         raise UserError(f"The robot is stopped by a reflex ({state.reflex}).")
@@ -198,12 +210,14 @@ def _state(robot: Robot, safety: SafetyConfig) -> str:
         raise UserError(f"The arm moves at {speed:.2f} rad/s. It must be at rest.")
     if wrong := state_problem(safety, state.stamp, state):
         raise UserError(f"The robot cannot be used: {wrong}.")
+    if isinstance(safety, JointSafetyConfig):
+        return "at rest; nothing stops the arm when it pushes"
     force = "not watched" if safety.max_force is None else f"below {safety.max_force:g} N"
     return f"at rest, gripper {state.width * 100:.1f} cm open, external force {force}"
 
 
 def _limits(safety: SafetyConfig, q: np.ndarray) -> str:
-    safe = limits.limits_of(safety.robot).inside()
+    safe = safety.robot_limits.inside()
     room = np.minimum(q - safe.q_min, safe.q_max - q)
     if not (least := float(room.min())) > 0.0:
         raise UserError(
@@ -213,13 +227,21 @@ def _limits(safety: SafetyConfig, q: np.ndarray) -> str:
     return f"nearest end: joint {int(room.argmin()) + 1}, {least:.2f} rad away"
 
 
+def _motors(safety: JointSafetyConfig, q: np.ndarray) -> str:
+    if wrong := tracker_for(safety).start_problem(q.tolist()):
+        raise UserError(f"{wrong}. Guide it there by hand, or give the arm a wider range.")
+    room = np.minimum(q - safety.space.low, safety.space.high - q) / safety.space.unit
+    motor = safety.space.motors[int(room.argmin())]
+    return f"nearest end: {motor.name}, {room.min():.1f} {motor.unit} away"
+
+
 def _workspace(safety: SafetyConfig, q: np.ndarray) -> str:
     place = np.array(kinematics.tip(q.tolist()))
     box = f"box {list(safety.box_low)} to {list(safety.box_high)} m"
     found = f"hand at {np.round(place, 3).tolist()}, {box}"
     if not ((place >= safety.box_low).all() and (place <= safety.box_high).all()):
         raise UserError(f"Outside: {found}.")
-    if wrong := Tracker(safety).start_problem(q.tolist()):
+    if wrong := tracker_for(safety).start_problem(q.tolist()):
         raise UserError(f"{wrong[0].upper()}{wrong[1:]}.")
     return found
 
@@ -244,31 +266,42 @@ def _calibration(robot: Robot) -> str:
     return found
 
 
-def _stop(safety: SafetyConfig, q: Array) -> str:
-    """Presses stop in the safety filter, while a simulated arm moves to the workspace's middle."""
-    # The force of this simulated arm has no noise.
-    guard = SafetyFilter(replace(safety, max_force_repeat=None))
+def _stop(safety: Safety, q: Array) -> str:
+    """Presses stop in the safety filter, while a simulated arm moves to the middle of its range."""
+    guard = SafetyFilter(
+        safety
+        if isinstance(safety, JointSafetyConfig)
+        # The force of this simulated arm has no noise.
+        else replace(safety, max_force_repeat=None)
+    )
     pressed = 0.3  # s, when stop is pressed
-    dq = np.zeros(7)
+    dq = 0.0 * q
     free = np.zeros(3)
     guard.start(0.0, RobotState(0.0, q, dq, force=free))
     guard.run(0.0)
-    middle = (np.array(safety.box_low) + safety.box_high) / 2
-    rotation = kinematics.forward(q)[1]
+    middle = _middle(safety, q)
     for now in np.arange(1, round(1.5 / safety.tick)) * safety.tick:
         if now > pressed:
             guard.estop()
         state = RobotState(now, q, dq, force=free)
-        command = guard.tick(now, state, Target(now, middle, rotation, 0.0))
+        command = guard.tick(now, state, replace(middle, stamp=now))
         q = command.q
         dq = command.dq
         if now > pressed and np.abs(dq).max() < 1e-6:
             took = (now - pressed) * 1e3
             return f"by software at rest in {took:.0f} ms; try the robot's own button by hand"
     raise UserError(
-        "The arm would not come to rest within 1 s. Is safety.tick right, and the workspace wide "
-        "enough?"
+        "The arm would not come to rest within 1 s. Is safety.tick right, and is there room enough "
+        "to move?"
     )
+
+
+def _middle(safety: Safety, q: Array) -> Target | JointTarget:
+    """The middle of the workspace, or of the motors' ranges."""
+    if isinstance(safety, JointSafetyConfig):
+        return JointTarget(0.0, (safety.space.low + safety.space.high) / 2)
+    middle = (np.array(safety.box_low) + safety.box_high) / 2
+    return Target(0.0, middle, kinematics.forward(q)[1], 0.0)
 
 
 def _observation(observation: dict[str, Any], metadata: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The interface of a robot. ``ros``, ``libfranka`` and ``twin`` implement it."""
+"""The interface of a robot. ``ros``, ``libfranka``, ``twin`` and ``lerobot_arm`` implement it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from embodyrl.errors import UserError
 from embodyrl.real_robot.cameras.camera import Camera
-from embodyrl.real_robot.control.actions import DeltaDecoder
 from embodyrl.real_robot.control.messages import Command, RobotState
 from embodyrl.real_robot.grippers.interface import Gripper
 
@@ -20,7 +19,7 @@ class NotReadyError(UserError):
 
 
 class Robot(Protocol):
-    """A Franka arm with a gripper and cameras. No method may block the control loop for long."""
+    """An arm with a gripper and cameras. No method may block the control loop for long."""
 
     def state(self) -> RobotState:
         """The newest measured state, stamped by the control loop's clock."""
@@ -30,8 +29,11 @@ class Robot(Protocol):
         """Sends the next command."""
         ...
 
-    def observe(self, decoder: DeltaDecoder) -> dict[str, Any]:
+    def observe(self, decoder: Any) -> dict[str, Any]:
         """What the policy sees now.
+
+        Args:
+            decoder: of the actions, which knows what the arm is told (``any_safety.Decoder``).
 
         Returns:
             ``images``, ``proprio`` and ``prompt``; see ``policy_link.server.check_observation``. A

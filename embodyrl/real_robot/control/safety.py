@@ -5,7 +5,8 @@ Whatever comes in, each tick does, in this order:
 1. Check the state and the target: shape, finite values, age, reflex, force (``input_checks``).
 2. Move the reference towards the target, and track it within velocity, acceleration and jerk limits
    (``joint_tracking``). The step counts only if it and the stop after it keep the workspace, the
-   tilt, the speed and the lead (``tracking``).
+   tilt, the speed and the lead (``tracking``; of an arm whose shape is not known the lead alone,
+   ``motor_tracking``).
 3. In any mode that follows nobody, brake to a stop instead.
 
 The mode (``messages.Mode``) says whose targets count. A fault and a stop are latched: only a
@@ -23,7 +24,7 @@ from operator import sub
 import numpy as np
 
 from embodyrl.errors import UserError
-from embodyrl.real_robot.control import limits
+from embodyrl.real_robot.control.any_safety import Safety, tracker_for
 from embodyrl.real_robot.control.input_checks import (
     AT_REST,
     RepeatedForceCheck,
@@ -31,9 +32,7 @@ from embodyrl.real_robot.control.input_checks import (
     target_problem,
 )
 from embodyrl.real_robot.control.limits import MAX_WIDTH
-from embodyrl.real_robot.control.messages import Command, Mode, RobotState, Target
-from embodyrl.real_robot.control.safety_config import SafetyConfig
-from embodyrl.real_robot.control.tracking import Tracker
+from embodyrl.real_robot.control.messages import Command, JointTarget, Mode, RobotState, Target
 
 FROZEN_MOTION = 0.1
 """rad of commanded motion, to and fro, after which bit-identical measured angles are a fault.
@@ -70,19 +69,17 @@ class SafetyFilter:
         on_event: called with each change of mode.
     """
 
-    def __init__(
-        self, config: SafetyConfig, on_event: Callable[[Event], None] | None = None
-    ) -> None:
+    def __init__(self, config: Safety, on_event: Callable[[Event], None] | None = None) -> None:
         self.config = config
-        self.robot_limits = limits.limits_of(config.robot)
+        self.robot_limits = config.robot_limits
         self.mode = Mode.HOLD
         self.reason = "not started"
         self.command: Command | None = None
         self.on_event = on_event
-        self._tracker = Tracker(config)
+        self._tracker = tracker_for(config)
         self._force_check = RepeatedForceCheck(config)
         self._estop_reason: str | None = None  # set by ``estop``, obeyed by the next tick
-        # Where the arm goes in HOLD after ``clear``, (7,) rad: to where it was measured.
+        # Where the arm goes in HOLD after ``clear``, (n,) rad: to where it was measured.
         self._settle: np.ndarray | None = None
 
     # ---- What the ticker and the person may ask for.
@@ -103,7 +100,7 @@ class SafetyFilter:
             q = state.q.astype(float)
             width = min(max(state.width, 0.0), MAX_WIDTH)
             self._tracker.start(q)
-            self.command = Command(now, q, np.zeros(7), np.zeros(7), width, Mode.HOLD)
+            self.command = Command(now, q, 0.0 * q, 0.0 * q, width, Mode.HOLD)
         self._restart(now, state)
 
     def run(self, now: float) -> None:
@@ -164,7 +161,7 @@ class SafetyFilter:
 
     # ---- One tick.
 
-    def tick(self, now: float, state: RobotState, target: Target | None) -> Command:
+    def tick(self, now: float, state: RobotState, target: Target | JointTarget | None) -> Command:
         """The next command.
 
         Args:
@@ -184,7 +181,8 @@ class SafetyFilter:
         self._update_mode(now, state, target)
         width = last.width
         if self.mode in _FOLLOWING and self._target is not None:
-            self._tracker.follow(state.q, self._target)
+            # ``target_problem`` has checked that it is of the arm's kind.
+            self._tracker.follow(state.q, self._target)  # type: ignore[arg-type]
             width = min(max(self._target.width, 0.0), MAX_WIDTH)
         elif self._settle is not None:
             if self._tracker.settle(state.q, self._settle):
@@ -197,7 +195,9 @@ class SafetyFilter:
         self._sent.append((now, self._tracker.motion[0]))
         return self.command
 
-    def _update_mode(self, now: float, state: RobotState, target: Target | None) -> None:
+    def _update_mode(
+        self, now: float, state: RobotState, target: Target | JointTarget | None
+    ) -> None:
         """Checks what came in: keeps the newest good target, or changes the mode."""
         # 1. A person pressed stop.
         if self._estop_reason is not None:
@@ -220,7 +220,7 @@ class SafetyFilter:
             if not age <= self.config.max_target_age:
                 self.hold(now, f"stale: no fresh target for {age:.3f} s")
 
-    def _accept(self, now: float, target: Target) -> None:
+    def _accept(self, now: float, target: Target | JointTarget) -> None:
         """Keeps a target that is valid and not older than the last one."""
         # A hold for lack of targets may end by itself, if the config says so.
         waiting = (
@@ -230,7 +230,7 @@ class SafetyFilter:
         )
         if self.mode not in _FOLLOWING and not waiting:
             return
-        if wrong := target_problem(target):
+        if wrong := target_problem(self.config, target):
             self._enter(now, Mode.FAULT, wrong)
             return
         # Targets may come repeated or in the wrong order, and none may lie in the future.

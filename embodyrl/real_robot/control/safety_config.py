@@ -81,6 +81,16 @@ class SafetyConfig:
     resume: str = "person"
     recover_reflex: bool = False
 
+    @property
+    def robot_limits(self) -> limits.RobotLimits:
+        """Of the robot's model."""
+        return limits.limits_of(self.robot)
+
+    @property
+    def motors(self) -> tuple[str, ...]:
+        """Names of joints that are not ``ROBOT_joint1`` and so on; a Franka has none."""
+        return ()
+
     def __post_init__(self) -> None:
         self._check_box()
         if self.resume not in ("person", "fresh_target"):

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodyrl.errors import UserError
-from embodyrl.real_robot.control.actions import DeltaDecoder
+from embodyrl.real_robot.control.any_safety import Decoder
 from embodyrl.real_robot.control.clocks import Clock
 from embodyrl.real_robot.control.episode import EndedBy, Help, RobotEpisode, event_lines
 from embodyrl.real_robot.control.executor import Executor
 from embodyrl.real_robot.control.frozen_camera import FrozenCameraCheck
 from embodyrl.real_robot.control.limit_monitor import LimitMonitor
-from embodyrl.real_robot.control.messages import Command, Mode, RobotState, Target
+from embodyrl.real_robot.control.messages import Command, JointTarget, Mode, RobotState, Target
 from embodyrl.real_robot.control.operator import HOLDS, LABELS, WISHES, Operator
 from embodyrl.real_robot.control.rewind import Trail
 from embodyrl.real_robot.control.robot import NotReadyError, Robot, policy_sees
@@ -49,7 +49,7 @@ def drive(
     clock: Clock,
     guard: SafetyFilter,
     executor: Executor,
-    decoder: DeltaDecoder,
+    decoder: Decoder,
     log: RunLog | None = None,
     *,
     seconds: float,
@@ -116,7 +116,7 @@ class _Ticker:
         robot: Robot,
         guard: SafetyFilter,
         executor: Executor,
-        decoder: DeltaDecoder,
+        decoder: Decoder,
         log: RunLog | None,
         seconds: float,
         first_wait: float,
@@ -254,7 +254,7 @@ class _Ticker:
             why = self._no_observation or "the policy sent no first chunk in time"
             self._end(why, EndedBy.FAULT)
 
-    def _policy_target(self, now: float, state: RobotState) -> Target:
+    def _policy_target(self, now: float, state: RobotState) -> Target | JointTarget:
         action = self.executor.tick(now, self._request)
         if self._no_observation:
             self.guard.hold(now, f"stale: {self._no_observation}")
@@ -266,7 +266,7 @@ class _Ticker:
             self._act(now, action, state, human=False)
         return self.decoder.target(now, self.executor.fresh)
 
-    def _person_target(self, now: float, state: RobotState) -> Target:
+    def _person_target(self, now: float, state: RobotState) -> Target | JointTarget:
         assert self.operator is not None
         # A person acts at the rate of the policy.
         if now >= self._next_action:
@@ -275,7 +275,7 @@ class _Ticker:
             self._human += 1
         return replace(self.decoder.target(now, self.operator.alive(now)), human=True)
 
-    def _rewind_target(self, now: float, state: RobotState) -> Target | None:
+    def _rewind_target(self, now: float, state: RobotState) -> Target | JointTarget | None:
         """On the way back; None at the beginning, or if the person is gone.
 
         Going back is done by actions like the policy's, so that it can be learned, too.
@@ -286,11 +286,11 @@ class _Ticker:
             return None
         if now >= self._next_action:
             self._next_action = max(self._next_action + self.decoder.period, now)
-            pose = self._trail.back(now + self.decoder.period)
-            if pose is None:
+            place = self._trail.back(now + self.decoder.period)
+            if place is None:
                 self.guard.hold(now, "gone back to the beginning")
                 return None
-            action = self.decoder.towards(*pose, is_open=self.guard.command.width > 0.0)
+            action = self.decoder.back_to(place, self.guard.command)
             self._act(now, action, state, human=True)
         return replace(self.decoder.target(now, True), human=True)
 
@@ -392,11 +392,10 @@ class _Ticker:
         if self.operator is None or now < self._next_show:
             return
         self._next_show = now + SHOW_EVERY
-        x, y, z = self.decoder.position
         numbers = {
             "who moves the arm": str(self.phase),
             "time": f"{self._elapsed:.1f} of {self._seconds:.0f} s",
-            "hand told to be at (m)": f"{x:.3f} {y:.3f} {z:.3f}",
+            **self.decoder.told(),
             "fastest joint": f"{np.abs(command.dq).max():.2f} rad/s",
             "largest share of a limit": f"{max(self._monitor.peak.values()):.0%}",
             "actions, the person's": f"{self.executor.counts.taken}, {self._human}",

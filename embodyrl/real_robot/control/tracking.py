@@ -10,18 +10,14 @@ had passed the same test.
 from __future__ import annotations
 
 import math
-from operator import mul, sub
+from operator import mul
 
 import numpy as np
 
 from embodyrl.real_robot.control import kinematics, limits
-from embodyrl.real_robot.control.joint_tracking import (
-    JointTracker,
-    Motion,
-    Stopper,
-    usable_deceleration,
-)
+from embodyrl.real_robot.control.joint_tracking import Motion, usable_deceleration
 from embodyrl.real_robot.control.messages import Array, Target
+from embodyrl.real_robot.control.reference_tracking import ReferenceTracker, clamp
 from embodyrl.real_robot.control.safety_config import BOX_SLACK, TILT_SLACK, SafetyConfig
 
 IK_RATE = 3.0
@@ -34,32 +30,23 @@ _REACHES = (0.95, 0.95, 0.71, 0.63, 0.23, 0.23, 0.0)
 """m from the axis of each joint to the tool centre point, at most."""
 GRACE = 2.2
 """Share of the slack within which the arm may start: it may have stopped at the boundary."""
-SETTLE_RATE = 0.5
-"""rad/s of the fastest joint on the way back to where the arm was measured."""
-SETTLED = 1e-4
-"""rad from there at which the way back is over."""
 
 
-class Tracker:
-    """The commanded motion of one arm.
-
-    Attributes:
-        motion: where the arm was last told to be.
-    """
+class Tracker(ReferenceTracker):
+    """The commanded motion of a Franka."""
 
     def __init__(self, config: SafetyConfig) -> None:
         self.config = config
         safe = limits.limits_of(config.robot).inside()
-        self._safe = safe
         self._low = np.array(config.box_low)
         self._high = np.array(config.box_high)
         # The reference stays away from the ends of the joints, where the velocity limit is zero.
         dead = safe.offset**2 / (2.0 * usable_deceleration(safe)) + 2e-3
-        self._ref_low = safe.q_min + dead
-        self._ref_high = safe.q_max - dead
         # Joints that arrive at the same time keep the hand near the straight line.
-        self._joints = JointTracker(safe, config.tick, config.follow, together=True)
-        self._stopper = Stopper(safe)
+        super().__init__(
+            safe, safe.q_min + dead, safe.q_max - dead, config.tick, config.follow,
+            config.max_lead, together=True,
+        )  # fmt: skip
         # The angles below which a hand is tilted too far, or turns too fast, as traces.
         self._tilt_trace = 1.0 + 2.0 * math.cos(config.max_tilt)
         self._turn_trace = 1.0 + 2.0 * math.cos(config.ee_turn * config.tick)
@@ -87,9 +74,8 @@ class Tracker:
 
     def start(self, q: Array) -> None:
         """Starts at rest at the joint angles q (7,)."""
-        self.motion: Motion = (q.tolist(), [0.0] * 7, [0.0] * 7)
+        self._begin(q)
         self._excess = max(self._slack_used(kinematics.frame(self.motion[0])), 0.0)
-        self._end = self.motion[0]  # where the stop from the last accepted step ends
         self.restart_reference()
 
     def restart_reference(self) -> None:
@@ -97,10 +83,6 @@ class Tracker:
         self._q_ref = np.array(self.motion[0])
         self._position, self._rotation, _ = kinematics.forward(self._q_ref)
         self._at = kinematics.frame(self.motion[0])  # of the commanded hand
-
-    def brake(self) -> None:
-        """Moves on by one tick of the hardest stop; at rest the arm stays where it is."""
-        self.motion = self._joints.brake(self.motion)
 
     def follow(self, measured: Array, target: Target) -> None:
         """Moves on by one tick towards the target, or as far as the arm can still stop.
@@ -110,7 +92,6 @@ class Tracker:
             target: finite.
         """
         c = self.config
-        before = self.motion
         # 1. Move the reference pose towards the target.
         self._move_reference(target)
         # 2. One step of inverse kinematics from the last reference angles towards that pose.
@@ -120,29 +101,10 @@ class Tracker:
         )  # fmt: skip
         # 3. Keep the reference near the measured joints and inside the joint limits.
         q_ref = self._near(measured, q_ref)
-        velocity = ((q_ref - self._q_ref) / c.tick).tolist()
-        self._q_ref = q_ref
         # 4. Jerk-limited tracking of the reference angles.
-        motion = self._joints.follow(before, q_ref.tolist(), velocity)
+        motion = self._track(q_ref)
         # 5. Take the step if it keeps the bounds.
         self._take(motion, measured)
-
-    def settle(self, measured: Array, goal: Array) -> bool:
-        """Moves on by one tick towards rest at the angles ``goal`` (7,), slowly.
-
-        Returns:
-            Whether the arm is there, at rest.
-        """
-        tick = self.config.tick
-        way = goal - self._q_ref
-        longest = float(np.abs(way).max())
-        q_ref = self._q_ref + way * min(SETTLE_RATE * tick / longest, 1.0) if longest else goal
-        velocity = ((q_ref - self._q_ref) / tick).tolist()
-        self._q_ref = q_ref
-        self._take(self._joints.follow(self.motion, q_ref.tolist(), velocity), measured)
-        q, dq, _ = self.motion
-        here = max(map(abs, map(sub, q, goal.tolist()))) <= SETTLED
-        return here and max(map(abs, dq)) <= SETTLED
 
     def _take(self, motion: Motion, measured: Array) -> None:
         """Moves on to ``motion`` if it keeps the bounds, else by one tick of the hardest stop.
@@ -253,14 +215,6 @@ class Tracker:
             bz -= uz * slows
         return True
 
-    def _keeps_lead(self, q: list[float], end: list[float], measured: list[float]) -> bool:
-        """Whether a step to q and its stop stay near the measured joints, or come nearer."""
-        for told, before in ((end, self._end), (q, self.motion[0])):
-            lead = max(map(abs, map(sub, told, measured)))
-            if lead > self.config.max_lead and lead > max(map(abs, map(sub, before, measured))):
-                return False
-        return True
-
     def _slack_used(self, at: kinematics.Frame) -> float:
         """How far the hand is beyond the workspace or the tilt, as a share of the slack."""
         box = self._box_excess(at) / BOX_SLACK
@@ -280,24 +234,11 @@ class Tracker:
         cosine = 0.5 * (kinematics.tilt_trace(at) - 1.0)
         return math.acos(min(max(cosine, -1.0), 1.0)) - self.config.max_tilt
 
-    def _near(self, measured: Array, q_ref: Array) -> Array:
-        """The reference, at most ``max_lead`` from the measured joints.
-
-        All joints are drawn back in proportion. Drawn back one by one, they would lead the hand off
-        its line, perhaps through a table.
-        """
-        lead = q_ref - measured
-        far = max(map(abs, lead.tolist()))
-        if far <= self.config.max_lead:
-            return q_ref
-        near = measured + lead * (self.config.max_lead / far)
-        return _clamp(near, self._ref_low, self._ref_high)
-
     def _move_reference(self, target: Target) -> None:
         """Moves the reference pose: inside the box, within the tilt, and at a bounded speed."""
         c = self.config
         # Position: straight towards the nearest point of the box.
-        way = _clamp(target.position, self._low, self._high) - self._position
+        way = clamp(target.position, self._low, self._high) - self._position
         length = math.sqrt(float(way @ way))
         if length > c.ee_speed * c.tick:
             way *= c.ee_speed * c.tick / length
@@ -305,11 +246,6 @@ class Tracker:
         # Rotation: towards the nearest rotation within max_tilt of pointing down.
         goal = _turned_at_most(kinematics.DOWN, target.rotation, c.max_tilt)
         self._rotation = _turned_at_most(self._rotation, goal, c.ee_turn * c.tick)
-
-
-def _clamp(x: Array, low: Array | float, high: Array | float) -> Array:
-    """Like np.clip, with a third of its overhead."""
-    return np.minimum(np.maximum(x, low), high)
 
 
 def _turned_at_most(start: Array, goal: Array, angle: float) -> Array:

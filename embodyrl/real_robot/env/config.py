@@ -10,6 +10,7 @@ from embodyrl.errors import UserError, did_you_mean
 from embodyrl.ranges import Count, CountOrZero, Pixels, Range
 from embodyrl.real_robot.connect_robot import ROBOTS
 from embodyrl.real_robot.control.actions import SPACES
+from embodyrl.real_robot.control.joint_space import CONTROL_MODE, JointSpace
 from embodyrl.real_robot.control.safety_config import REACH
 from embodyrl.real_robot.env.reflector_judge import ReflectorJudge
 from embodyrl.real_robot.resets.options import ResetOptions, check_options
@@ -26,7 +27,8 @@ class RobotConfig(EnvConfig):
 
     Attributes:
         robot: ``"twin"``, the simulated one in this process, or the transport to a robot:
-            ``"ros2"``, ``"rosbridge"``, ``"ros1"`` or ``"libfranka"``.
+            ``"ros2"``, ``"rosbridge"``, ``"ros1"`` or ``"libfranka"``; ``"lerobot"`` is for
+            recorded data alone.
         address: of the rosbridge server, or of the arm.
         robot_file: see ``ros.config.load_robot`` and ``libfranka.config.load_arm``; empty means a
             simulated arm.
@@ -110,6 +112,11 @@ class RobotConfig(EnvConfig):
         """See ``EnvConfig``; a robot has no other reward than its judge's."""
         return True
 
+    @property
+    def only_recorded(self) -> bool:
+        """See ``EnvConfig``; an arm of LeRobot's is recorded and deployed, not learned on."""
+        return self.robot == "lerobot"
+
     def for_evaluation(self, split: str) -> EnvConfig:
         """The same robot without a person: only the policy is scored.
 
@@ -180,6 +187,17 @@ def robot_spec(config: RobotConfig, proprio_dim: int) -> EnvSpec:
             scale=(space.metres,) * 3 + (space.radians,) * (moves - 3),
             gripper=(-1.0, 1.0),
         ),
+    )
+
+
+def motors_spec(config: RobotConfig, space: JointSpace) -> EnvSpec:
+    """The spec of an arm of LeRobot's: an action, and the proprio, are positions of its motors."""
+    conventions = Conventions(channels="rgb", fit="crop", state=space.state, actions="absolute")
+    return replace(
+        robot_spec(config, space.dims),
+        action_dim=space.dims,
+        control_mode=CONTROL_MODE,
+        conventions=conventions,
     )
 
 

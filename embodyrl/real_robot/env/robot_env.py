@@ -31,6 +31,7 @@ from embodyrl.real_robot.control.messages import Mode
 from embodyrl.real_robot.control.operator import HOLDS, LOST, WISHES, Operator
 from embodyrl.real_robot.control.robot import NotReadyError
 from embodyrl.real_robot.control.safety import SafetyFilter
+from embodyrl.real_robot.control.safety_config import SafetyConfig
 from embodyrl.real_robot.control.step_driver import StepDriver, patient_look
 from embodyrl.real_robot.env.config import (
     RobotConfig,
@@ -100,6 +101,11 @@ class RobotEnv(SteppedVecEnv):
         operator: Operator | None = None,
     ) -> None:
         check_settings(config)
+        if config.robot == "lerobot":
+            raise UserError(
+                "No algorithm plays on an arm of LeRobot's while it learns. Learn from what "
+                "embodyrl record wrote, and improve the policy with embodyrl improve."
+            )
         self.config = config
         self._space = SPACES["robot", config.control_mode]
         self._judge = judge or reflector_judge(config)
@@ -235,19 +241,22 @@ class RobotEnv(SteppedVecEnv):
     def _decoder(self) -> DeltaDecoder:
         """Of the actions of an episode; fresh."""
         safety = self._connected.safety
+        assert isinstance(safety, SafetyConfig)
         rate = self.config.control_hz * self.config.speed
         return DeltaDecoder(self._space, rate, safety.box_low, safety.box_high)
 
     def _begin_episode(self, init: int) -> None:
         connected = self._connected
         config = self.config
+        safety = connected.safety
+        assert isinstance(safety, SafetyConfig)
         if config.log:
             path = Path(config.log) / f"episode_{self._episodes:06d}.mcap"
             settings = {"init": init, "config": asdict(config), "policy": policy_facts(self.spec)}
             settings |= {"back": self.between.state.back, "asked": self.between.state.asked}
-            self._log = RunLog(path, settings, connected.clock.now(), connected.safety.robot)
+            self._log = RunLog(path, settings, connected.clock.now(), safety.robot)
         # The next action ends a hold that came because the owner took long to infer.
-        guard = SafetyFilter(replace(connected.safety, resume="fresh_target"))
+        guard = SafetyFilter(replace(safety, resume="fresh_target"))
         self._cameras = FrozenCameraCheck(connected.robot)
         self._driver = StepDriver(
             connected.robot,

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from embodyrl.data.doubts import Doubt
+from embodyrl.real_robot.control.joint_space import CONTROL_MODE
 from embodyrl.real_robot.control.messages import Mode
 from embodyrl.real_robot.logs.mcap_log import CAMERA
 
@@ -15,7 +16,7 @@ LATE = 1.6
 FROZEN = 3
 """Pictures that must be the same in a row before a camera is doubted."""
 MOVED = 0.02
-"""m that the hand moves meanwhile."""
+"""m that the hand moves meanwhile, or a motor, as a share of half its range."""
 
 
 def log_doubts(episode: int, messages: dict[str, list[dict[str, Any]]], fps: float) -> list[Doubt]:
@@ -67,7 +68,9 @@ def _repeated(
 ) -> list[Doubt]:
     """Cameras that show the same picture while the hand moves."""
     found = []
-    hand = np.array([m["proprio"][:3] for m in seen])
+    # Of an arm that is told positions of motors: their places, as shares of half a range.
+    motors = _settings(messages).get("control_mode") == CONTROL_MODE
+    hand = np.array([m["proprio"] if motors else m["proprio"][:3] for m in seen])
     for topic in (t for t in messages if t.startswith(CAMERA)):
         pictures = [m["data"] for m in messages[topic]]
         begin = 0
@@ -78,13 +81,18 @@ def _repeated(
             way = float(np.ptp(hand[begin:k], axis=0).max()) if k <= len(hand) else 0.0
             if k - begin >= FROZEN and way > MOVED:
                 name = topic.removeprefix(CAMERA)
-                why = (
-                    f"camera {name} shows the same picture {k - begin} times, while the hand "
-                    f"moves by {way * 100:.0f} cm"
-                )
+                moved = f"a motor moves by {way / 2:.0%} of its range"
+                moved = moved if motors else f"the hand moves by {way * 100:.0f} cm"
+                why = f"camera {name} shows the same picture {k - begin} times, while {moved}"
                 found.append(Doubt(episode, begin, begin / fps, "repeated", why))
             begin = k
     return found
+
+
+def _settings(messages: dict[str, Any]) -> dict[str, Any]:
+    """What the log says about the policy, or the data."""
+    runs = messages.get("/run", [])
+    return runs[0]["settings"].get("policy", {}) if runs else {}
 
 
 def _stopped(

@@ -20,7 +20,7 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,16 +76,24 @@ class RunLog:
         settings: JSON data, the first message.
         now: s, of the clock that makes the stamps.
         robot: prefix of the joints' names, as in the robot's URDF.
+        motors: names of the joints of an arm without a URDF, whose gripper is one of them.
     """
 
     def __init__(
-        self, path: str | Path, settings: dict[str, Any], now: float, robot: str = "fr3"
+        self,
+        path: str | Path,
+        settings: dict[str, Any],
+        now: float,
+        robot: str = "fr3",
+        motors: Sequence[str] = (),
     ) -> None:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         joints = (f"{robot}_joint", range(1, 8))
         fingers = (f"{robot}_finger_joint", (1, 2))
-        self._names = [f"{name}{k}" for name, numbers in (joints, fingers) for k in numbers]
+        franka = [f"{name}{k}" for name, numbers in (joints, fingers) for k in numbers]
+        self._names = [*motors] or franka
+        self._fingers = 0 if motors else 2
         self._offset = time.time() - now  # from stamps to the time of day
         self._stream = self.path.open("wb")
         self._writer = Writer(self._stream, chunk_size=_CHUNK)
@@ -197,12 +205,12 @@ class RunLog:
         self._write_if_changed("/reflex", stamp, state.reflex)
         self._write_if_changed("/mode", stamp, str(command.mode))
         for topic, motion in (("/state", state), ("/command", command)):
-            finger = motion.width / 2
+            fingers = [motion.width / 2] * self._fingers
             message = {
                 "header": {"stamp": self._time(motion.stamp)},
                 "name": self._names,
-                "position": [*motion.q.tolist(), finger, finger],
-                "velocity": [*motion.dq.tolist(), np.nan, np.nan],  # unknown for the fingers
+                "position": [*motion.q.tolist(), *fingers],
+                "velocity": [*motion.dq.tolist(), *[np.nan] * self._fingers],  # unknown for fingers
             }
             self._write(topic, stamp, message)
         self._write("/command/acceleration", stamp, {"data": command.ddq.tolist()})
@@ -345,8 +353,10 @@ def _sort_in(
 def _plain(topic: str, ros: Any, latest: dict[str, Any]) -> dict[str, Any]:
     """A message as a dict, with the latched values that hold for it."""
     if topic in ("/state", "/command"):
-        # The last two joints are the fingers.
-        motion = {"q": ros.position[:-2], "dq": ros.velocity[:-2], "width": sum(ros.position[-2:])}
+        # The last two joints of a Franka are the fingers.
+        arm = len(ros.name) - sum("_finger_joint" in name for name in ros.name)
+        width = sum(ros.position[arm:])
+        motion = {"q": ros.position[:arm], "dq": ros.velocity[:arm], "width": width}
         if topic == "/state":
             return motion | {"reflex": latest["/reflex"]}
         return motion | {"mode": latest["/mode"]}

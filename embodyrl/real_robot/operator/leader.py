@@ -33,7 +33,7 @@ ALIVE = 0.15
 """s without a reading after which the leader no longer moves the arm."""
 MIDDLE = np.array([0.0, 0.0, 0.0, -1.6, 0.0, 2.2, 0.0])
 """rad, the middle of each joint's range, roughly: it is less than half a turn wide on either side."""
-SECTIONS = ("leader", "teleoperator", "preset", "topics", "libfranka", "safety")
+SECTIONS = ("leader", "teleoperator", "preset", "topics", "libfranka", "lerobot", "safety")
 """Sections that a robot's file may have."""
 SLACK = 0.03
 """s that the servos and the adapter may take, besides the time of the bytes on the cable."""
@@ -95,8 +95,12 @@ class Leader:
         require_number("leader.max_difference", self.max_difference, 1e-3, 1.0, "rad")
 
 
-def load_leader(file: str) -> Leader:
+def load_leader(file: str, otherwise: Leader | None = None) -> Leader:
     """The leader arm of a robot's file.
+
+    Args:
+        file: path of the file.
+        otherwise: where the file has no section ``leader``; None where it must have one.
 
     Raises:
         UserError: no file, no section ``leader``, or a bad value.
@@ -112,6 +116,8 @@ def load_leader(file: str) -> Leader:
     section = read_sections(
         file, SECTIONS, "It names the leader arm; see docs/howto/record.md."
     ).get("leader")
+    if section is None and otherwise is not None:
+        return otherwise
     if not isinstance(section, dict):
         raise UserError(
             f"{file} has no section leader, which says at which port the leader arm is."

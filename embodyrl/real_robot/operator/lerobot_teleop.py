@@ -1,20 +1,21 @@
 """LeRobot's teleoperators as a person's device: ``--teleop lerobot:TYPE``.
 
-Two kinds fit an arm with seven joints: those that tell steps of the hand (``delta_x``, ``delta_y``,
-``delta_z``, ``gripper``), such as LeRobot's gamepad, and leader arms with seven joints in degrees.
+An arm of LeRobot's is moved by a leader with the same motors. Two kinds fit an arm with seven
+joints: those that tell steps of the hand (``delta_x``, ``delta_y``, ``delta_z``, ``gripper``), such
+as LeRobot's gamepad, and leader arms with seven joints in degrees.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import pkgutil
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from embodyrl.errors import MissingDependencyError, UserError, did_you_mean
+from embodyrl.errors import UserError
+from embodyrl.real_robot.control.joint_space import JointSpace
 from embodyrl.real_robot.control.messages import Array
+from embodyrl.real_robot.lerobot_arm.known import device_config
 from embodyrl.real_robot.operator.devices import Reading
 from embodyrl.real_robot.operator.leader import SECTIONS
 from embodyrl.real_robot.robot_file import read_sections
@@ -37,38 +38,23 @@ def connect_teleoperator(kind: str, robot_file: str) -> Any:
         MissingDependencyError: LeRobot is not installed.
         UserError: no such type, settings that it does not have, or it cannot be connected.
     """
-    try:
-        from lerobot import teleoperators
-        from lerobot.utils.import_utils import register_third_party_plugins
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"--teleop lerobot:{kind} needs LeRobot, which is not installed here ({error}). "
-            "Install it: pip install 'embodyrl[data]'."
-        ) from error
-    # 1. Which teleoperators there are.
-    register_third_party_plugins()
-    choices = teleoperators.TeleoperatorConfig.get_known_choices()
-    if kind not in choices:
-        # LeRobot's own are registered when they are imported, and each wants packages of its own.
-        for module in pkgutil.iter_modules(teleoperators.__path__):
-            if module.ispkg:
-                with contextlib.suppress(Exception):
-                    importlib.import_module(f"{teleoperators.__name__}.{module.name}")
-    if kind not in choices:
-        raise UserError(f"LeRobot has no teleoperator {kind!r}. {did_you_mean(kind, choices)}")
-    # 2. Its settings.
+    # 1. Its settings.
     section: Any = {}
     if robot_file:
         purpose = "Its section teleoperator holds the settings."
         section = read_sections(robot_file, SECTIONS, purpose).get("teleoperator") or {}
-    # 3. Connect it. Calibrating asks at the terminal, which is LeRobot's own command's business.
+    where = "section teleoperator of --robot-file"
+    config = device_config("teleoperator", kind, section, where)
+    # 2. Connect it. Calibrating asks at the terminal, which is LeRobot's own command's business.
+    from lerobot import teleoperators
+
     try:
-        device = teleoperators.make_teleoperator_from_config(choices[kind](**section))
+        device = teleoperators.make_teleoperator_from_config(config)
         device.connect(calibrate=False)
     except Exception as error:  # of the device's own kinds
         raise UserError(
             f"LeRobot's teleoperator {kind} cannot be used: {error}. Its settings stand in the "
-            "section teleoperator of --robot-file."
+            f"{where}."
         ) from error
     if not device.is_calibrated:
         device.disconnect()
@@ -152,8 +138,44 @@ class LeRobotAngles:
         self._device.disconnect()
 
 
-def _ask(device: Any) -> dict[str, Any]:
+class LeRobotMotors:
+    """An ``AngleSource``: a leader with the motors of the arm, as the safety filter counts.
+
+    Args:
+        device: connected.
+        space: of the arm.
+
+    Raises:
+        UserError: a motor of the arm is none of the leader's.
+    """
+
+    def __init__(self, device: Any, space: JointSpace) -> None:
+        self._device = device
+        self._space = space
+        self._names = [f"{motor.name}{ANGLE}" for motor in space.motors]
+        told = names_of(device)
+        if missing := [name for name in self._names if name not in told]:
+            raise UserError(
+                f"This teleoperator does not tell {missing[0]}, which the arm needs. It tells "
+                f"{', '.join(told)}."
+            )
+
+    def read(self) -> Array:
+        """See ``AngleSource``."""
+        told = _ask(self._device, self._names)
+        return np.array([float(told[name]) for name in self._names]) * self._space.unit
+
+    def close(self) -> None:
+        """See ``AngleSource``."""
+        self._device.disconnect()
+
+
+def _ask(device: Any, names: Sequence[str] = ()) -> dict[str, Any]:
     """What a teleoperator tells now.
+
+    Args:
+        device: connected.
+        names: that must be among it.
 
     Raises:
         OSError: it is gone, or tells what is no number.
@@ -161,8 +183,11 @@ def _ask(device: Any) -> dict[str, Any]:
     try:
         told = device.get_action()
         finite = all(np.isfinite(float(value)) for value in told.values())
+        missing = [name for name in names if name not in told]
     except Exception as error:  # of the device's own kinds
         raise OSError(f"LeRobot's teleoperator is gone ({error})") from error
+    if missing:
+        raise OSError(f"LeRobot's teleoperator does not tell {missing[0]}")
     if not finite:
         raise OSError(f"LeRobot's teleoperator tells {told}, and not all of it is a number")
     return told

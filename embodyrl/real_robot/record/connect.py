@@ -10,12 +10,20 @@ from embodyrl.env import EnvConfig
 from embodyrl.errors import UserError
 from embodyrl.real_robot.connect_robot import (
     ConnectedRobot,
+    lerobot_robot,
     libfranka_robot,
     ros_robot,
     simulated_robot,
 )
 from embodyrl.real_robot.control.actions import action_space, proprio_dim
-from embodyrl.real_robot.env.config import RobotConfig, check_settings, robot_spec, task_config
+from embodyrl.real_robot.control.joint_safety import JointSafetyConfig
+from embodyrl.real_robot.env.config import (
+    RobotConfig,
+    check_settings,
+    motors_spec,
+    robot_spec,
+    task_config,
+)
 from embodyrl.types import EnvSpec
 
 
@@ -57,6 +65,11 @@ def connect_robot_for(
             "out, and say what the data shall hold, such as env.cameras=[front,wrist] "
             "env.image_size=224."
         )
+    if robot == "lerobot":
+        cameras = {name: (config.image_size, config.image_size) for name in config.cameras}
+        connected = opened.enter_context(lerobot_robot(robot_file, cameras, task or config.prompt))
+        assert isinstance(connected.safety, JointSafetyConfig)
+        return connected, motors_spec(config, connected.safety.space), config.home
     space = action_space({"env": "robot", "control_mode": config.control_mode})
     spec = robot_spec(config, proprio_dim(space))
     where = (address, robot_file, space, spec.cameras, task or config.prompt)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,10 +69,12 @@ class EpisodeLogs:
             self.kept.append(Kept(file, bool(found.get("solved")), file.stat().st_size))
         keep_settings(self.folder, settings, begun=bool(self.kept))
 
-    def start(self, settings: dict[str, Any], now: float, robot: str) -> RunLog:
+    def start(
+        self, settings: dict[str, Any], now: float, robot: str, motors: Sequence[str] = ()
+    ) -> RunLog:
         """The log of a new episode; see ``RunLog``."""
         try:
-            self._log = RunLog(self.folder / RUNNING, settings, now, robot)
+            self._log = RunLog(self.folder / RUNNING, settings, now, robot, motors)
         except OSError as error:
             raise no_access(error, self.folder) from error
         return self._log

@@ -5,23 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.real_robot.connect_robot import ConnectedRobot
-from embodyrl.real_robot.control.actions import DeltaDecoder
 from embodyrl.real_robot.control.clocks import PacedClock
+from embodyrl.real_robot.control.joint_safety import JointSafetyConfig
 from embodyrl.real_robot.control.messages import RobotState
 from embodyrl.real_robot.control.operator import LABELS, WISHES, Operator
 from embodyrl.real_robot.operator.device_operator import DeviceOperator
 from embodyrl.real_robot.operator.devices import Device, open_device
 from embodyrl.real_robot.operator.keyboard import HELP, TerminalKeyboard
-from embodyrl.real_robot.operator.leader import LeaderOperator, load_leader
+from embodyrl.real_robot.operator.leader import Leader, LeaderOperator, load_leader
 from embodyrl.real_robot.operator.lerobot_teleop import (
     LeRobotAngles,
+    LeRobotMotors,
     LeRobotSteps,
     connect_teleoperator,
     tells_steps,
 )
+from embodyrl.real_robot.operator.motor_leader import MotorLeader
 from embodyrl.real_robot.operator.page import OperatorPage
 
 TELEOPS = ("page", "keyboard", "gamepad", "spacemouse", "leader", "scripted")
@@ -44,7 +47,7 @@ class Teleop:
 
     operator: Operator
     person: bool = True
-    begin: Callable[[DeltaDecoder], None] = lambda decoder: None
+    begin: Callable[[Any], None] = lambda decoder: None
     ready: Callable[[RobotState], str] = lambda state: ""
     problem: Callable[[], str] = lambda: ""
 
@@ -66,6 +69,13 @@ def open_teleop(
     """
     if kind not in TELEOPS and not kind.startswith(("/", LEROBOT)):
         raise UserError(f"There is no teleoperation by {kind!r}. {did_you_mean(kind, TELEOPS)}")
+    safety = connected.safety
+    if isinstance(safety, JointSafetyConfig) and not kind.startswith(LEROBOT):
+        raise UserError(
+            f"--teleop {kind} moves the hand of an arm whose shape is known. An arm of LeRobot's "
+            "is moved by a leader with the same motors: --teleop lerobot:TYPE, such as "
+            "lerobot:so101_leader."
+        )
     if kind == "scripted":
         return _scripted(connected)
     # For a person the twin's time runs as the wall clock's.
@@ -83,6 +93,11 @@ def open_teleop(
         return _leader(opened, LeaderOperator(load_leader(robot_file), page))
     if kind.startswith(LEROBOT):
         device = connect_teleoperator(kind.removeprefix(LEROBOT), robot_file)
+        if isinstance(safety, JointSafetyConfig):
+            source = LeRobotMotors(device, safety.space)
+            config = load_leader(robot_file, Leader())
+            leader = MotorLeader(config, page, source, safety.space)
+            return _leader(opened, leader)
         if tells_steps(device):
             return _device(opened, LeRobotSteps(device), page)
         config = load_leader(robot_file)

@@ -8,8 +8,10 @@ from typing import Any
 
 from embodyrl.errors import UserError
 from embodyrl.real_robot.connect_robot import ConnectedRobot
-from embodyrl.real_robot.control.actions import DeltaDecoder, action_space
+from embodyrl.real_robot.control.actions import action_space
+from embodyrl.real_robot.control.joint_safety import JointSafetyConfig
 from embodyrl.real_robot.control.operator import Operator
+from embodyrl.real_robot.control.safety_config import SafetyConfig
 from embodyrl.real_robot.policy_link.connect_policy import serve_apart, serve_elsewhere, serve_here
 from embodyrl.real_robot.policy_link.metadata import FACTS
 from embodyrl.real_robot.resets.between import Between
@@ -26,7 +28,7 @@ def open_between(
     options: ResetOptions,
     *,
     facts: Mapping[str, Any],
-    decoder: Callable[[], DeltaDecoder],
+    decoder: Callable[[], Any],
     ask: Callable[[str], None],
     described: Mapping[str, Any],
     log: str = "",
@@ -89,6 +91,11 @@ def open_between(
 
 def _require_home(options: ResetOptions, connected: ConnectedRobot) -> None:
     safety = connected.safety
+    if isinstance(safety, JointSafetyConfig):
+        raise UserError(
+            "A reset moves the hand through places in the base's frame, and of an arm of LeRobot's "
+            "only the motors are known. Arrange the scene by hand: leave out --reset and --practice."
+        )
     for at, low, high in zip(options.home, safety.box_low, safety.box_high, strict=True):
         if not low <= at <= high:
             raise UserError(
@@ -131,6 +138,7 @@ def _open_way(
         return HandOnly()
     if options.scripted:
         safety = connected.safety
+        assert isinstance(safety, SafetyConfig)  # see _require_home
         return ScriptedReturn(read_script(options.path, safety.box_low, safety.box_high))
     # The policy: served already, or beside an arm in real time in a process of its own, so that its
     # Python code never delays the control loop.

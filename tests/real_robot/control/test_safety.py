@@ -505,7 +505,7 @@ def test_refusals_say_what_to_do() -> None:
         (still(0, reflex="x"), "reflex"),
         (still(-0.2), "no fresh state of the robot for 0.200 s"),
         (still(0, dq=np.full(7, 0.1)), "still moves"),
-        (still(0, dq=np.full(7, np.nan)), "not seven finite"),
+        (still(0, dq=np.full(7, np.nan)), "not 7 finite"),
         (still(0, width=np.nan), "opening of the gripper is nan"),
         (still(0, force=None), "reports no force"),
         (still(0, force=np.full(3, 40.0)), "force: 69 N"),

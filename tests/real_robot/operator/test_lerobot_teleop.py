@@ -177,7 +177,7 @@ def test_steps_of_lerobot_move_the_hand(state: Path) -> None:
     ("kind", "section", "said"),
     [
         ("sim_laeder", "", "LeRobot has no teleoperator 'sim_laeder'. Did you mean 'sim_leader'"),
-        ("sim_leader", "", "missing 1 required keyword-only argument: 'state'"),
+        ("sim_leader", "", "Missing required field"),
         ("sim_leader", "state: /nowhere", "No such file"),
         ("sim_leader", "state: STATE, calibrated: false", "is not calibrated"),
     ],

@@ -1,0 +1,1 @@
+"""Arms that LeRobot, or a plug-in of its, knows: ``--robot lerobot``."""
