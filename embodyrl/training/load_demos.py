@@ -153,6 +153,11 @@ def require_data_sets(config: Config) -> None:
         policy = config.run.init_checkpoint if config.data.keep == "all" else ""
         env = config.env if policy else config.env.for_demonstrations()
         make = "" if env is None else f" Or make it: {collect_command(env, path, policy)}"
+        # No expert knows a robot's task, but a person does.
+        if env is None and config.env.name == "robot":
+            make = (
+                f" Or record it: embodyrl record --robot {vars(config.env)['robot']} --out {path}"
+            )
         raise UserError(
             f"There is no data set {path} (data.path). Name one that is there, or OWNER/NAME of one "
             f"on the Hugging Face hub.{make}"

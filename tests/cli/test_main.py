@@ -256,7 +256,7 @@ def test_list_names_everything() -> None:
     assert {row["env"] for row in found["tasks"]} == set(registry.names("envs"))
     assert all(row["available"] or row["mend"] for row in found["tasks"])
     mujoco = next(row for row in found["envs"] if row["name"] == "mujoco")
-    assert {"train", "eval", "ood_camera"} <= set(mujoco["splits"]) and mujoco["tasks"] == 5
+    assert {"train", "eval", "ood_camera"} <= set(mujoco["splits"]) and mujoco["tasks"] == 6
 
 
 def test_list_prints_tables(capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,13 +26,17 @@ def draw(task: str, split: str, count: int, *randomise: str) -> list[layouts.Lay
 def digest(drawn: list[layouts.Layout]) -> str:
     found = hashlib.sha256()
     for layout in drawn:
-        for value in dataclasses.asdict(layout).values():
+        # What the hand holds at the start came later, and is nothing but in ``put_back``.
+        fields = dataclasses.asdict(layout)
+        assert {fields.pop("finger"), fields.pop("grip")} == {0.04} or layout.task == "put_back"
+        for value in fields.values():
             plain = isinstance(value, (str, list))
             found.update(repr(value).encode() if plain else (np.round(value, 6) + 0.0).tobytes())
     return found.hexdigest()[:12]
 
 
-# Written before ``env.randomise`` was there.
+# Written before ``env.randomise`` was there, of the tasks of then.
+FIRST = ("reach", "push", "pick", "stack", "open_drawer")
 GOLDEN = {
     "train": "d1e78afdb416",
     "eval": "be5cd43b7141",
@@ -47,7 +51,7 @@ GOLDEN = {
 
 @pytest.mark.parametrize("split", tasks.SPLITS)
 def test_the_number_of_an_initial_state_stands_for_what_it_always_was(split):
-    drawn = [layout for task in tasks.TASKS for layout in draw(task, split, 20)]
+    drawn = [layout for task in FIRST for layout in draw(task, split, 20)]
     assert digest(drawn) == GOLDEN[split]
 
 

@@ -101,6 +101,7 @@ def joint_space(metadata: Mapping[str, Any]) -> JointSpace:
     Raises:
         UserError: it was not trained for an arm that is told joint positions.
     """
+    # A motor is written as "NAME LOW to HIGH UNIT:1"; anything else is another arm's state.
     mode = str(metadata.get("control_mode", ""))
     parts = metadata.get("conventions", {}).get("state", [])
     found = [_PART.fullmatch(str(part)) for part in parts]
@@ -168,6 +169,7 @@ class JointDecoder:
         """Where to be now; its stamp only advances while the actions are ``fresh``."""
         if fresh:
             self._stamp = now
+        # The share of the control step that has passed.
         share = min(max((now - self._since) / self.period, 0.0), 1.0)
         return JointTarget(self._stamp, self._before + share * (self.q - self._before))
 

@@ -68,6 +68,7 @@ class ReferenceTracker:
         Returns:
             Whether the arm is there, at rest.
         """
+        # The joint with the longest way moves at ``SETTLE_RATE``, the others in proportion.
         way = goal - self._q_ref
         longest = float(np.abs(way).max())
         share = min(SETTLE_RATE * self._tick / longest, 1.0) if longest else 1.0
@@ -88,6 +89,7 @@ class ReferenceTracker:
 
     def _keeps_lead(self, q: list[float], end: list[float], measured: list[float]) -> bool:
         """Whether a step to q and its stop stay near the measured joints, or come nearer."""
+        # Where the stop would end, and where the step itself leads.
         for told, before in ((end, self._end), (q, self.motion[0])):
             lead = max(map(abs, map(sub, told, measured)))
             if lead > self._max_lead and lead > max(map(abs, map(sub, before, measured))):

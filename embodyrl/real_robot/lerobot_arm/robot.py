@@ -91,6 +91,7 @@ class LeRobotArm:
         Raises:
             UserError: the device fails, or does not answer.
         """
+        # The first state needs two readings, for the velocities.
         end = time.monotonic() + seconds
         while self._state is None:
             time.sleep(0.01)
@@ -195,11 +196,13 @@ def _connect(settings: Mapping[str, Any]) -> Any:
     Raises:
         UserError: it cannot be connected, or is not calibrated.
     """
+    # 1. Its settings, as LeRobot reads them.
     others = {key: value for key, value in settings.items() if key != "type"}
     kind = str(settings["type"])
     config = device_config("robot", kind, others, "section lerobot of --robot-file")
     from lerobot.robots import make_robot_from_config
 
+    # 2. Connect; its drivers raise errors of many kinds.
     try:
         device = make_robot_from_config(config)
         device.connect(calibrate=False)

@@ -71,6 +71,7 @@ class EmbodyrlArm(Robot):
     def __init__(self, config: EmbodyrlArmConfig) -> None:
         super().__init__(config)
         self.config = config
+        # What is seen and done is that of the env ``robot``, so that data and policies fit.
         env = env_config("robot", config.overrides)
         assert isinstance(env, EnvRobotConfig)
         if config.arm == "lerobot":
@@ -162,6 +163,7 @@ class EmbodyrlArm(Robot):
         driver = self.driver
         if driver is None:
             raise UserError("The arm is not connected.")
+        # LeRobot's loop keeps its own time; ours is that of the arm.
         if self._ends > driver.clock.now():
             driver.wait_until(self._ends)
         if driver.broken:
@@ -185,6 +187,7 @@ class EmbodyrlArm(Robot):
 
     def disconnect(self) -> None:
         """Brings the arm to rest and disconnects."""
+        # Whatever fails then, there is no arm any more.
         driver, self.driver = self.driver, None
         _connected.pop("arm", None)
         if driver is not None:

@@ -99,6 +99,7 @@ class Between:
             broken: why the arm stopped in the last episode, which only a person looks at; else
                 empty.
         """
+        # Nothing to bring back: no reset, or nobody has arranged the scene yet.
         state = self.state
         state.asked = False
         solved = state.ended
@@ -117,6 +118,7 @@ class Between:
         if not why:
             counts.ready += 1
             return
+        # Only a person can. Their scene begins a new count of failures.
         state.asked = True
         counts.asked += 1
         state.failures = 0
@@ -130,6 +132,7 @@ class Between:
 
     def _next_task(self, solved: bool | None) -> str:
         """Chooses the next task; why a person is needed first, or nothing."""
+        # The task that undoes the other fails as often as a reset may be tried.
         options = self._options
         limit = options.tries if self.state.back else options.ask_after
         if limit and self.state.failures >= limit:

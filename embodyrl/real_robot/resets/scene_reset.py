@@ -80,6 +80,7 @@ class SceneReset:
         Args:
             number: of the reset; it names the log, and draws what the way draws.
         """
+        # Another try may help where time ran out, and not where the arm stopped.
         began = self.connected.clock.now()
         reason = ""
         tried = 0
@@ -103,6 +104,7 @@ class SceneReset:
             driver.start()
             try:
                 reason, again = self._move(driver, number)
+                # The scene is back: out of the way, with what the hand holds.
                 if not reason:
                     is_open = self.way.lets_go or driver.decoder.width > 0.0
                     driver.go_home(self.home, is_open)
@@ -141,6 +143,7 @@ class SceneReset:
             # A person beside the arm counts above the judge.
             if said := self._attend(driver):
                 return ("", False) if said == "success" else (said, False)
+            # Without a judge the end of the way is the end.
             if self.judge is not None and self.judge(look):
                 return "", False
             if clock.now() >= end:
@@ -153,6 +156,7 @@ class SceneReset:
         """What a person said: ``success``, or why it ends; empty for nothing."""
         if self.operator is None:
             return ""
+        # 1. What they ask for; a takeover belongs to an episode.
         said = ""
         for wish in [wish for wish in self.operator.wishes() if wish in MAY]:
             if wish == "estop":
@@ -164,6 +168,7 @@ class SceneReset:
                 said = HOLDS[wish]
             else:
                 said = "success" if wish == "success" else "a person said failure"
+        # 2. What they are shown.
         status = driver.status() | {"can": [*MAY], "task": self.prompt or driver.robot.prompt()}
         status["reason"] = status["reason"] or f"resetting the scene ({self.way.name})"
         self.operator.show(status, self.connected.robot.pictures())

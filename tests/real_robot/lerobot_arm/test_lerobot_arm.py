@@ -83,7 +83,7 @@ def drive_to(connected: ConnectedRobot, q: np.ndarray, seconds: float = 3.0) -> 
 def test_it_measures_shows_and_moves(connected: ConnectedRobot) -> None:
     robot, safety = connected.robot, connected.safety
     assert isinstance(safety, JointSafetyConfig)
-    checks = robot_checks(robot, facts(safety), safety, 10.0)
+    checks = robot_checks(robot, facts(safety), safety, 10.0, 2.0)
     assert all(check.ok for check in checks), checks
     goal = np.array([0.5, -0.4, 0.3, 0.0, 0.0, 0.6])
     guard = drive_to(connected, goal)
