@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from embodyrl.algorithms.hindsight_head import HindsightHead
-from embodyrl.algorithms.sft import SFT, SFTConfig, imitation_loss
+from embodyrl.algorithms.imitation import imitation_loss
+from embodyrl.algorithms.sft import SFT, SFTConfig
 from embodyrl.build import make_policy
 from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.data.mixture import Mixture
