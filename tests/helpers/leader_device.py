@@ -8,12 +8,11 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import pty
 import struct
-import threading
 import time
-import tty
 from pathlib import Path
+
+from cable_end import CableEnd
 
 POLYNOMIAL = 0x18005
 
@@ -34,7 +33,7 @@ def status(servo: int, position: int, error: int = 0) -> bytes:
     return head + body + crc(head + body)
 
 
-class LeaderDevice:
+class LeaderDevice(CableEnd):
     """The servos 1 to 8 at the end of a cable whose other end is the file ``path``.
 
     Attributes:
@@ -44,27 +43,10 @@ class LeaderDevice:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
         self.angles = [0.0] * 8
         self.fault = ""
         self.asked = 0
-        self.plug()
-
-    def plug(self) -> None:
-        self.ours, theirs = pty.openpty()
-        tty.setraw(theirs)
-        unplugged = self.path.with_suffix(".new")
-        unplugged.symlink_to(os.ttyname(theirs))
-        unplugged.rename(self.path)
-        os.close(theirs)
-        self.plugged = True
-        self.thread = threading.Thread(target=self._serve, args=(self.ours,), daemon=True)
-        self.thread.start()
-
-    def unplug(self) -> None:
-        self.plugged = False
-        self.thread.join(timeout=5.0)
-        os.close(self.ours)
+        super().__init__(path)
 
     def _serve(self, cable: int) -> None:
         os.set_blocking(cable, False)

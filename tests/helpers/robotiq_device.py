@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pty
-import threading
 import time
-import tty
 from pathlib import Path
+
+from cable_end import CableEnd
 
 ADDRESS = 9
 OPEN, CLOSED = 3, 228
@@ -36,7 +35,7 @@ def crc(data: bytes) -> bytes:
     return bytes([low, high])
 
 
-class RobotiqDevice:
+class RobotiqDevice(CableEnd):
     """The gripper at the end of a cable whose other end is the file ``path``.
 
     Attributes:
@@ -49,7 +48,6 @@ class RobotiqDevice:
     """
 
     def __init__(self, path: Path, active: bool = True) -> None:
-        self.path = path
         self.position = float(OPEN)
         self.thing: int | None = None
         self.fault = 0
@@ -62,23 +60,7 @@ class RobotiqDevice:
         self._registers = bytes([0x09 if active else 0, 0, 0, int(OPEN), 255, 0])
         self._active_at = 0.0 if active else float("inf")
         self._moved_at = time.monotonic()
-        self.plug()
-
-    def plug(self) -> None:
-        self.ours, theirs = pty.openpty()
-        tty.setraw(theirs)
-        unplugged = self.path.with_suffix(".new")
-        unplugged.symlink_to(os.ttyname(theirs))
-        unplugged.rename(self.path)
-        os.close(theirs)
-        self.plugged = True
-        self.thread = threading.Thread(target=self._serve, args=(self.ours,), daemon=True)
-        self.thread.start()
-
-    def unplug(self) -> None:
-        self.plugged = False
-        self.thread.join(timeout=5.0)
-        os.close(self.ours)
+        super().__init__(path)
 
     def switch_off_and_on(self) -> None:
         self._registers = bytes(6)

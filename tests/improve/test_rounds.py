@@ -8,21 +8,18 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from untrained import untrained
 
-from embodyrl.build import make_policy
 from embodyrl.cli.main import main
-from embodyrl.config import compose
 from embodyrl.data.load_demonstrations import load_demonstrations
 from embodyrl.real_robot.logs.mcap_log import outcome, read
 from embodyrl.real_robot.twin.mujoco_twin import MujocoTwin
 from embodyrl.storage import checkpoint
-from embodyrl.storage.env_spec import spec_to_json
 
 ROOT = Path(__file__).parents[2]
 QUICK = ("--helper", "scripted", "--latency", "0.01", "--speed", "1")
@@ -34,18 +31,12 @@ LEARNER = ("run.iterations=1", "run.threads=1", "algorithm.steps_per_iteration=4
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of an untrained policy that sees states only."""
     folder = tmp_path_factory.mktemp("policy")
-    preset = folder / "preset.yaml"
-    preset.write_text(
+    return untrained(
+        folder,
         "env: {name: mujoco, task: reach, renderer: none, cameras: [], num_envs: 1, "
         "max_episode_steps: 25}\n"
-        "policy: {name: flow_mlp, width: 32, horizon: 5}\nalgorithm: {name: ppo}\n"
+        "policy: {name: flow_mlp, width: 32, horizon: 5}\nalgorithm: {name: ppo}\n",
     )
-    config = compose(str(preset), [])
-    twin = MujocoTwin(config.env)  # type: ignore[arg-type]
-    policy = make_policy(config.policy, twin.spec, 0)
-    meta = {"config": json.loads(json.dumps(asdict(config))), "spec": spec_to_json(twin.spec)}
-    twin.close()
-    return checkpoint.save(folder / "step_000001", {"policy": policy.state_dict()}, meta)
 
 
 def command(saved: Path, out: Path, *more: str, rounds: int = 1) -> list[str]:

@@ -8,17 +8,17 @@ import signal
 import subprocess
 import sys
 import threading
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from untrained import untrained
 from websockets.sync.client import connect
 
 from embodyrl.build import make_policy
 from embodyrl.cli.main import main
-from embodyrl.config import compose
 from embodyrl.real_robot.control.executor import ExecutorConfig
 from embodyrl.real_robot.control.messages import RobotState
 from embodyrl.real_robot.control.preflight import Check, preflight
@@ -28,7 +28,6 @@ from embodyrl.real_robot.policy_link.client import PolicyClient
 from embodyrl.real_robot.ros.config import load_robot
 from embodyrl.real_robot.twin.mujoco_twin import BOX, MujocoTwin
 from embodyrl.storage import checkpoint
-from embodyrl.storage.env_spec import spec_to_json
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,20 +36,11 @@ ROOT = Path(__file__).parents[2]
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of an untrained policy that sees states only."""
     folder = tmp_path_factory.mktemp("robot")
-    preset = folder / "preset.yaml"
-    preset.write_text(
+    return untrained(
+        folder,
         "env: {name: mujoco, task: reach, renderer: none, cameras: [], num_envs: 1}\n"
-        "policy: {name: flow_vla, width: 32, heads: 2}\nalgorithm: {name: ppo}\n"
+        "policy: {name: flow_vla, width: 32, heads: 2}\nalgorithm: {name: ppo}\n",
     )
-    config = compose(str(preset), [])
-    twin = MujocoTwin(config.env)  # type: ignore[arg-type]
-    policy = make_policy(config.policy, twin.spec, 0)
-    meta = {
-        "config": json.loads(json.dumps(asdict(config))),
-        "spec": spec_to_json(twin.spec),
-    }
-    twin.close()
-    return checkpoint.save(folder / "step_000001", {"policy": policy.state_dict()}, meta)
 
 
 def test_deploy_runs_logs_and_sums_up(
@@ -180,7 +170,6 @@ def test_an_interrupt_brakes_the_arm_and_is_no_failure_of_the_policy(
 
 
 def test_a_continued_chunk_is_chosen_among_several_too(saved: Path) -> None:
-    from embodyrl.build import make_policy
     from embodyrl.real_robot.policy_link.checkpoint_policy import CheckpointPolicy
 
     served = CheckpointPolicy(str(saved), "cpu")

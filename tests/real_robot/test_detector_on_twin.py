@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from untrained import untrained
 
-from embodyrl.build import make_policy
 from embodyrl.cli.main import main
-from embodyrl.config import compose
 from embodyrl.data.lerobot_read import open_dataset
 from embodyrl.errors import UserError
 from embodyrl.real_robot.logs.mcap_log import read
 from embodyrl.real_robot.policy_link.checkpoint_policy import CheckpointPolicy
 from embodyrl.real_robot.twin.mujoco_twin import MujocoTwin
 from embodyrl.storage import checkpoint
-from embodyrl.storage.env_spec import spec_to_json
 
 ASKS = "the policy's side asks for a person: after"
 
@@ -29,19 +26,13 @@ ASKS = "the policy's side asks for a person: after"
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An untrained policy that plans ten actions, executes five, and sees one small picture."""
     folder = tmp_path_factory.mktemp("watched")
-    preset = folder / "preset.yaml"
-    preset.write_text(
+    return untrained(
+        folder,
         "env: {name: mujoco, task: reach, image_size: 32, renderer: opengl, num_envs: 1, "
         "max_episode_steps: 20}\n"
         "policy: {name: flow_vla, width: 32, heads: 2, horizon: 10, execute: 5, critic: shared}\n"
-        "algorithm: {name: ppo}\n"
+        "algorithm: {name: ppo}\n",
     )
-    config = compose(str(preset), [])
-    twin = MujocoTwin(config.env)  # type: ignore[arg-type]
-    policy = make_policy(config.policy, twin.spec, 0)
-    meta = {"config": json.loads(json.dumps(asdict(config))), "spec": spec_to_json(twin.spec)}
-    twin.close()
-    return checkpoint.save(folder / "step_000001", {"policy": policy.state_dict()}, meta)
 
 
 def deploy(saved: Path, out: Path, *more: str, episodes: int = 3) -> dict[str, Any]:

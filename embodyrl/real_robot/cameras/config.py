@@ -13,23 +13,20 @@ Rate = Annotated[int, Range(1, 1000, also=(0,))]
 Part = Annotated[str, Choice("whole", "left", "right")]
 
 
-@dataclass(frozen=True)
-class OpenCVCamera:
-    """``kind: opencv``: whatever OpenCV opens.
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a camera that OpenCV reads is asked for.
 
     Attributes:
-        source: a number, a device's path, or an address; a file is played once.
-        width: pixels that the camera is asked for, of both halves where it has two; 0 leaves it to
-            the camera.
+        width: pixels, of both halves where it has two; 0 leaves it to the camera.
         height: the same.
-        fps: pictures per second that it is asked for; 0 leaves it to the camera.
-        fourcc: pixel format that it is asked for, such as ``MJPG``, which many USB cameras need for
-            large pictures; empty leaves it to the camera.
+        fps: pictures per second; 0 leaves it to the camera.
+        fourcc: pixel format, such as ``MJPG``, which many USB cameras need for large pictures;
+            empty leaves it to the camera.
         crop: ``"left"`` or ``"right"`` takes that half of the picture: a ZED shows both its eyes
             side by side.
     """
 
-    source: str = ""
     width: Pixels = 0
     height: Pixels = 0
     fps: Rate = 0
@@ -37,35 +34,40 @@ class OpenCVCamera:
     crop: Part = "whole"
 
     def __post_init__(self) -> None:
-        if not self.source:
-            raise UserError("An opencv camera needs its source: a number, a path, or an address.")
         if len(self.fourcc) not in (0, 4):
             raise UserError(f"fourcc is {self.fourcc!r}; a pixel format has four letters: MJPG.")
 
 
 @dataclass(frozen=True)
-class UvcCamera:
-    """``kind: uvc``: a USB camera by its name, which stays when its number changes.
+class OpenCVCamera(Asked):
+    """``kind: opencv``: whatever OpenCV opens; see ``Asked``.
+
+    Attributes:
+        source: a number, a device's path, or an address; a file is played once.
+    """
+
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.source:
+            raise UserError("An opencv camera needs its source: a number, a path, or an address.")
+
+
+@dataclass(frozen=True)
+class UvcCamera(Asked):
+    """``kind: uvc``: a USB camera by its name, which stays when its number changes; see ``Asked``.
 
     Attributes:
         name: what Linux calls it, or a part of that: ``v4l2-ctl --list-devices`` shows it.
         number: which of several cameras of that name, from 0, in the order of their device files.
-        width: see ``OpenCVCamera``.
-        height: the same.
-        fps: the same.
-        fourcc: the same.
-        crop: the same.
     """
 
     name: str = ""
     number: Annotated[int, Range(0, 63)] = 0
-    width: Pixels = 0
-    height: Pixels = 0
-    fps: Rate = 0
-    fourcc: str = ""
-    crop: Part = "whole"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.name:
             raise UserError("A uvc camera needs its name: see v4l2-ctl --list-devices.")
 

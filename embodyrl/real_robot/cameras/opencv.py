@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from embodyrl.errors import MissingDependencyError, UserError
 from embodyrl.real_robot.cameras.camera import Camera, CameraPicture, SourceCamera
-from embodyrl.real_robot.cameras.config import OpenCVCamera, UvcCamera
+from embodyrl.real_robot.cameras.config import Asked, OpenCVCamera, UvcCamera
 
 V4L = Path("/sys/class/video4linux")
 """Where Linux lists video devices: ``videoN/name`` and ``videoN/index``."""
@@ -128,7 +129,7 @@ def open_uvc(
             f"Camera {name}: there is {many} USB camera named {config.name!r} (number "
             f"{config.number}). Linux knows these: {here}."
         )
-    options = {k: getattr(config, k) for k in ("width", "height", "fps", "fourcc", "crop")}
+    options = {f.name: getattr(config, f.name) for f in fields(Asked)}
     source = str(dev / found[config.number])
     return open_opencv(name, OpenCVCamera(source=source, **options), size)
 

@@ -54,7 +54,8 @@ class RobotConfig(EnvConfig):
         reset_prompt: instruction of the task that undoes this one, for a real arm.
         reset_reflector: folder of the reflector that tells whether the scene is back; empty means
             the simulator or the topic ``scene_ready``.
-        log: folder of the episodes' logs (MCAP); empty for none.
+        log: folder of the episodes' logs (MCAP), in which those of an evaluation have a folder of
+            their own; empty for none.
         record: also log what the policy sees before each action, so that ``embodyrl data
             from-logs`` can make a data set.
         corrector: number of actions after which a scripted expert takes over an episode of the
@@ -123,7 +124,9 @@ class RobotConfig(EnvConfig):
         A simulated arm arranges the initial states of its evaluation, so that they are the same for
         every policy. A real one has the scene brought back as in training.
         """
-        alone = replace(self.alone(), split=split, corrector=0)
+        # The env that trains writes the same numbers of episodes.
+        log = f"{self.log}/{split}" if self.log else ""
+        alone = replace(self.alone(), split=split, corrector=0, log=log)
         return alone if self.robot != "twin" else replace(alone, **_NO_RESET)
 
     def alone(self) -> RobotConfig:

@@ -11,7 +11,7 @@ import struct
 import time
 from collections.abc import Sequence
 
-from embodyrl.real_robot.operator.serial_port import SerialPort
+from embodyrl.real_robot.serial_port import SerialPort
 
 READ = 0x03
 WRITE = 0x10

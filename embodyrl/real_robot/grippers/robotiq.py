@@ -15,7 +15,7 @@ from embodyrl.errors import UserError
 from embodyrl.ranges import Choice, Range
 from embodyrl.real_robot.control.limits import MAX_WIDTH
 from embodyrl.real_robot.grippers.modbus import ModbusError, read_registers, write_registers
-from embodyrl.real_robot.operator.serial_port import BAUDS, SerialPort
+from embodyrl.real_robot.serial_port import BAUDS, SerialPort
 
 COMMAND = 0x03E8
 """First register of the command: action and reserved byte, reserved and position, speed and force."""

@@ -12,7 +12,7 @@ import struct
 import time
 from collections.abc import Sequence
 
-from embodyrl.real_robot.operator.serial_port import SerialPort
+from embodyrl.real_robot.serial_port import SerialPort
 
 HEADER = b"\xff\xff\xfd\x00"
 BROADCAST = 0xFE

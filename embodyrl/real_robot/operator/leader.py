@@ -24,8 +24,8 @@ from embodyrl.real_robot.control.config_checks import require_number
 from embodyrl.real_robot.control.messages import Array, RobotState
 from embodyrl.real_robot.control.operator import Operator
 from embodyrl.real_robot.operator.dynamixel import ServoError, bits, read_angles
-from embodyrl.real_robot.operator.serial_port import BAUDS, SerialPort
 from embodyrl.real_robot.robot_file import read_sections
+from embodyrl.real_robot.serial_port import BAUDS, SerialPort
 
 PERIOD = 0.01
 """s between two readings."""

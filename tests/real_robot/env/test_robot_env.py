@@ -217,6 +217,17 @@ def test_in_the_walls_time_the_arm_is_held_while_its_owner_thinks() -> None:
     assert [str(e.after) for e in driver.events] == ["hold", "run", "hold", "run", "hold"]
 
 
+def test_who_trains_and_who_evaluates_do_not_write_one_log(tmp_path: Path) -> None:
+    config = RobotConfig(**STATES, log=str(tmp_path))
+    for one in (config, config.for_evaluation("eval")):
+        env = RobotEnv(one)  # type: ignore[arg-type]
+        env.reset(init=[0])
+        env.step(torch.zeros(1, 2, 4))
+        env.close()
+    logs = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.mcap"))
+    assert logs == ["episode_000000.mcap", "eval/episode_000000.mcap"]
+
+
 @pytest.mark.parametrize("wish", ["estop", "hold"])
 def test_a_stop_reaches_an_arm_whose_policy_is_evaluated(wish: str) -> None:
     """The env that scores has no person of its own; the arm is the same."""

@@ -27,7 +27,7 @@ from embodyrl.real_robot.grippers.robotiq import (
     read_status,
 )
 from embodyrl.real_robot.libfranka.config import load_arm
-from embodyrl.real_robot.operator.serial_port import SerialPort
+from embodyrl.real_robot.serial_port import SerialPort
 
 SAFETY = load_arm("")[1]
 

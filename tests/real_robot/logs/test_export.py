@@ -8,26 +8,21 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from untrained import untrained
 from websockets import Origin
 from websockets.sync.client import connect
 
-from embodyrl.build import make_policy
 from embodyrl.cli.main import main
-from embodyrl.config import compose
 from embodyrl.data.load_demonstrations import load_demonstrations
 from embodyrl.errors import UserError
 from embodyrl.real_robot.env.robot_env import RobotConfig, RobotEnv
 from embodyrl.real_robot.logs.export import export_logs
 from embodyrl.real_robot.logs.mcap_log import logged_picture, read
-from embodyrl.real_robot.twin.mujoco_twin import MujocoTwin
-from embodyrl.storage import checkpoint
-from embodyrl.storage.env_spec import spec_to_json
 from embodyrl.storage.loggers import read_metrics
 
 SETTINGS = {"task": "reach", "image_size": 32, "renderer": "opengl", "max_episode_steps": 25}
@@ -134,16 +129,7 @@ def correct(page: str) -> None:
 def test_what_was_corrected_on_the_arm_is_learned_by_the_commands(tmp_path: Path) -> None:
     """Deployed with a person at the page, recorded, made a data set, trained, deployed again."""
     preset, logs, data = tmp_path / "preset.yaml", tmp_path / "logs", tmp_path / "data"
-    preset.write_text(PRESET)
-    config = compose(str(preset), [])
-    twin = MujocoTwin(config.env)  # type: ignore[arg-type]
-    policy = make_policy(config.policy, twin.spec, 0)
-    meta = {
-        "config": json.loads(json.dumps(asdict(config))),
-        "spec": spec_to_json(twin.spec),
-    }
-    twin.close()
-    saved = str(checkpoint.save(tmp_path / "step_000001", {"policy": policy.state_dict()}, meta))
+    saved = str(untrained(tmp_path, PRESET))
 
     with deployed(
         saved, "--operator", "0", "--record", "--latency", "0.05", "--out", str(logs)

@@ -6,17 +6,15 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from untrained import untrained
 
-from embodyrl.build import make_policy
 from embodyrl.cli.main import main
-from embodyrl.config import compose
 from embodyrl.data.lerobot_read import open_dataset
 from embodyrl.errors import UserError
 from embodyrl.real_robot.connect_robot import simulated_robot
@@ -26,11 +24,9 @@ from embodyrl.real_robot.logs.export import export_logs
 from embodyrl.real_robot.resets.judges import RobotSays
 from embodyrl.real_robot.resets.scene_reset import SceneReset
 from embodyrl.real_robot.resets.ways import PolicyReturn
-from embodyrl.real_robot.twin.mujoco_twin import MujocoTwin, counterpart_of
+from embodyrl.real_robot.twin.mujoco_twin import counterpart_of
 from embodyrl.sims.mujoco.config import MujocoConfig
 from embodyrl.sims.mujoco.experts import ScriptedExpert
-from embodyrl.storage import checkpoint
-from embodyrl.storage.env_spec import spec_to_json
 
 STATES: dict[str, Any] = {"task": "pick", "cameras": (), "renderer": "none", "speed": 0.5}
 
@@ -39,17 +35,11 @@ STATES: dict[str, Any] = {"task": "pick", "cameras": (), "renderer": "none", "sp
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of an untrained policy of the task ``put_back``."""
     folder = tmp_path_factory.mktemp("policy")
-    preset = folder / "preset.yaml"
-    preset.write_text(
+    return untrained(
+        folder,
         "env: {name: mujoco, task: put_back, renderer: none, cameras: [], num_envs: 1}\n"
-        "policy: {name: flow_mlp, width: 32, horizon: 5}\nalgorithm: {name: ppo}\n"
+        "policy: {name: flow_mlp, width: 32, horizon: 5}\nalgorithm: {name: ppo}\n",
     )
-    config = compose(str(preset), [])
-    twin = MujocoTwin(config.env)  # type: ignore[arg-type]
-    policy = make_policy(config.policy, twin.spec, 0)
-    meta = {"config": json.loads(json.dumps(asdict(config))), "spec": spec_to_json(twin.spec)}
-    twin.close()
-    return checkpoint.save(folder / "step_000001", {"policy": policy.state_dict()}, meta)
 
 
 def play(
