@@ -125,9 +125,9 @@ def test_a_gripper_that_stops_answering_is_a_named_fault(
     device: RobotiqDevice, gripper: Robotiq, noise: str, told: str
 ) -> None:
     device.noise = noise
-    until(gripper.trouble)
-    time.sleep(0.2)
-    assert re.search(f"the Robotiq 2f_85 at .* did not answer for .* s .*{told}", gripper.trouble())
+    # On a busy machine some of its answers are late besides.
+    said = re.compile(f"the Robotiq 2f_85 at .* did not answer for .* s .*{told}")
+    until(lambda: said.search(gripper.trouble()))
     # It is trusted again when it answers.
     device.noise = ""
     until(lambda: not gripper.trouble())
@@ -135,9 +135,8 @@ def test_a_gripper_that_stops_answering_is_a_named_fault(
 
 def test_unplugged_and_plugged_in_again(device: RobotiqDevice, gripper: Robotiq) -> None:
     device.unplug()
-    until(gripper.trouble)
-    time.sleep(0.3)
-    assert "its port cannot be used" in gripper.trouble()
+    # A busy machine may first notice that no answer comes.
+    until(lambda: "its port cannot be used" in gripper.trouble())
     device.plug()
     until(lambda: not gripper.trouble())
     gripper.move(0.02)
