@@ -60,6 +60,9 @@ def main() -> None:
     parser.add_argument("--skill", type=float, default=0.9)
     parser.add_argument("--reaction", type=float, default=1.0)
     parser.add_argument("--patience", type=float, default=0.6)
+    parser.add_argument(
+        "--gives-up", type=float, default=5.0, help="s of moving the arm; a whole episode takes 2"
+    )
     parser.add_argument("--iterations", type=int, default=120, help="of learning, in each round")
     parser.add_argument("--ema", type=float, default=0.999, help="decay of averaged weights")
     parser.add_argument("--out", type=Path)
@@ -97,6 +100,7 @@ def improve(a: argparse.Namespace, variant: str, seed: int) -> list[dict[str, An
     demos, policy = start(a, folder, seed)
     out = folder / variant
     helper = [f"helper.skill={a.skill}", f"helper.patience={a.patience}"]
+    helper += [f"helper.gives_up={a.gives_up}"]
     # Nobody reacts to anything who demonstrates.
     helper += [f"helper.reaction={0.0 if variant == 'demonstrate' else a.reaction}"]
     options = {
