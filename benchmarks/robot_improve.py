@@ -63,6 +63,9 @@ def main() -> None:
     parser.add_argument(
         "--gives-up", type=float, default=5.0, help="s of moving the arm; a whole episode takes 2"
     )
+    parser.add_argument(
+        "--start-noise", type=float, default=0.3, help="of what acts, see policy.start_noise"
+    )
     parser.add_argument("--iterations", type=int, default=120, help="of learning, in each round")
     parser.add_argument("--ema", type=float, default=0.999, help="decay of averaged weights")
     parser.add_argument("--out", type=Path)
@@ -115,7 +118,7 @@ def improve(a: argparse.Namespace, variant: str, seed: int) -> list[dict[str, An
     }
     words = [str(word) for option in options.items() for word in option]
     learner = [f"run.iterations={a.iterations}", f"algorithm.ema={a.ema}", "run.threads=1"]
-    settings = [*helper, *VARIANTS[variant], *learner]
+    settings = [*helper, *VARIANTS[variant], *learner, f"policy.start_noise={a.start_noise}"]
     embodyrl(folder, variant, "improve", str(policy), *words, *settings)
     rounds = json.loads((out / "improve.json").read_text())["rounds"]
     # What is served after each round, and what it has cost.
@@ -143,7 +146,8 @@ def score(a: argparse.Namespace, folder: Path, policy: str) -> dict[str, Any]:
     logs = folder / "scores" / name
     if not (logs / "done").exists():
         options = ["--episodes", str(a.eval_episodes), "--latency", "0.05", "--out", str(logs)]
-        embodyrl(folder, f"score {name}", "deploy", policy, *options)
+        acts = f"policy.start_noise={a.start_noise}"
+        embodyrl(folder, f"score {name}", "deploy", policy, *options, acts)
         (logs / "done").touch()
     found = json.loads((logs / "result.json").read_text())
     solved, played = found["successes"], found["episodes"]
