@@ -25,9 +25,9 @@ Policies that see states, made in minutes (and the same for ``put_back``):
 with ``states.yaml``:
 
     env: {name: mujoco, task: pick, cameras: [], renderer: none, num_envs: 16}
-    policy: {name: flow_mlp, horizon: 5}
-    algorithm: {name: sft, batch_size: 128, steps_per_iteration: 200}
-    run: {iterations: 20, eval_every: 20, eval_episodes: 32, videos: 0}
+    policy: {name: flow_mlp, horizon: 5, execute: 2, start_noise: 0.3}
+    algorithm: {name: sft, batch_size: 128, steps_per_iteration: 200, ema: 0.999}
+    run: {iterations: 120, eval_every: 120, eval_episodes: 64, videos: 0}
 """
 
 from __future__ import annotations
