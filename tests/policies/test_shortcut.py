@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import pytest
@@ -54,9 +55,7 @@ def make(config: Any, moved: bool = True, **settings: Any) -> Any:
 
 
 def act(policy: Any, seed: int = 3) -> torch.Tensor:
-    return policy.sample(
-        seen(), generator=torch.Generator().manual_seed(seed), mode="eval"
-    ).actions
+    return policy.sample(seen(), generator=torch.Generator().manual_seed(seed), mode="eval").actions
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -97,7 +96,7 @@ class KnownMap:
 
     config = FlowMLPConfig(horizon=2, shortcut_steps=8)
     spec = SPEC
-    flow_shape = (2, 2)
+    flow_shape: tuple[int, int] = (2, 2)
     off = 0.0
 
     def __init__(self) -> None:
@@ -133,11 +132,12 @@ def test_the_loss_of_the_exact_map_is_that_of_flow_matching_alone() -> None:
     mask[:, 1] = torch.arange(count) % 2 == 0
     _, given, mask, noise = drawn_imitation(policy, actions, mask, generator)
     assert len(given) == 6 and not noise
-    noisy, t, target, x, start, size = given
+    noisy, t, target, _, start, size = given
     # At the finest size two steps of Euler are the target, which the map only nears: leave it out.
     rows = size > 0.2
     parts = [y[rows] for y in given]
-    loss = shortcut_loss(policy, None, *parts, mask[rows])
+    loss_of: Any = partial(shortcut_loss, policy, None)
+    loss = loss_of(*parts, mask[rows])
     zero = torch.zeros(count, 1)
     error = policy.velocity(None, noisy[:, None], t[:, None], zero)[:, 0] - target
     matching = error[rows].square()[mask[rows]].mean()
@@ -145,14 +145,14 @@ def test_the_loss_of_the_exact_map_is_that_of_flow_matching_alone() -> None:
     # With an error of 2 d in the mean velocity both half steps are off by d. The middle is then off
     # by -d^2 / 2, and the exact second half, whose slope in x is 2 (1 - r) / d, by -(1 - r) d.
     policy.off = 2.0
-    worse = shortcut_loss(policy, None, *parts, mask[rows]) - matching
+    worse = loss_of(*parts, mask[rows]) - matching
     r = KnownMap.spread(start - size) / KnownMap.spread(start - size / 2)
     off = (2 * size - size + (1 - r) * size / 2)[rows]
     expected = off.square()[:, None].expand(-1, 2)[mask[rows]].mean()
     torch.testing.assert_close(worse, expected, atol=1e-4, rtol=1e-4)
     # Both points of an observation go through in one pass; the target takes two more.
     policy.calls.clear()
-    shortcut_loss(policy, None, *parts, mask[rows])
+    loss_of(*parts, mask[rows])
     n = int(rows.sum())
     assert policy.calls == [(n, 1), (n, 1), (n, 2)]
 

@@ -73,9 +73,9 @@ def _net(policy: FlowMLP) -> tuple[str, nn.Sequential]:
     assert isinstance(policy.net, PlainVelocity)
     kind = "gated" if isinstance(policy.net, GatedVelocity) else "plain"
     first, *rest = policy.net.trunk
+    assert isinstance(first, nn.Linear)
     if policy.config.shortcut_steps:
         # The size of the step is the same in every step, so its offset is a part of the bias.
         first = copy.deepcopy(first)
-        size = torch.tensor(1 / policy.config.num_denoise_steps, device=first.bias.device)
-        first.bias += policy.net.step(size)
+        first.bias += policy.net.step(first.bias.new_tensor(1 / policy.config.num_denoise_steps))
     return kind, nn.Sequential(first, *rest, policy.net.head)
