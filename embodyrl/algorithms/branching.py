@@ -37,6 +37,7 @@ def check_branches(config: Any) -> None:
         why = "algorithm.branches is empty, so a group branches at its start alone"
         refuse_unread(config, "algorithm", ("branch_chunks",), why)
         return
+    # The leaves are the episodes of a group.
     size = math.prod(branches)
     if size != config.group_size or branches[0] < 2:
         raise UserError(
@@ -44,6 +45,7 @@ def check_branches(config: Any) -> None:
             f"algorithm.group_size is {config.group_size}. Their product must be that, and the first "
             "of them 2 or more."
         )
+    # Each further level begins with a later chunk.
     at = config.branch_chunks
     if len(at) != len(branches) - 1 or list(at) != sorted(set(at)):
         raise UserError(
@@ -76,11 +78,13 @@ def branch_advantages(
     state and actions, but for rounding.
     """
     c = config
+    # Each leaf's advantage at each level, and the level of each of its chunks.
     returns = worth.view(-1, c.group_size)
     levels = tree_advantages(returns, c.branches, c.baseline, c.normalize).flatten(0, 1)
     number = numbers_within(batch.episode)
     level = levels_of(number, c.branch_chunks)
     advantage = levels.to(batch.logprob.device)[batch.episode, level]
+    # Were those that part really in one state?
     gap = 0.0
     for i, start in enumerate(c.branch_chunks):
         # Those of one node, which part at this chunk.

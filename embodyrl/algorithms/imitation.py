@@ -43,6 +43,7 @@ def imitation_loss(
         noise = randn((len(actions), *policy.flow_shape), generator, actions.device)
         with torch.no_grad():
             start = torch.ones(len(actions), 1, device=noise.device)
+            # A shortcut policy is told that the step is the whole way.
             size = (start,) if shortcut_steps(policy) else ()
             plan = noise - policy.velocity(context, noise[:, None], start, *size)[:, 0]
     given = drawn_points(policy, actions, generator, time, plan)
@@ -65,6 +66,7 @@ def drawn_points(
     most = shortcut_steps(policy)
     if not most:
         return pair
+    # Where steps begin: points of the flow, at the times of sampling.
     clean = _clean(policy, actions, plan)
     t, d = draw_shortcut_steps(len(clean), most, generator, clean.device)
     x, _ = flow_matching_pair(clean, t, randn(tuple(clean.shape), generator, clean.device))
@@ -184,6 +186,7 @@ def shortcut_loss(
     points = torch.stack([noisy, x], dim=1)
     sizes = torch.stack([torch.zeros_like(size), size], dim=1)
     found = policy.velocity(context, points, torch.stack([t, start], dim=1), sizes)
+    # The first point learns the velocity of the data, the second agreement with itself.
     h, a = target.shape[1:]
     matching = flow_matching_loss(found[:, 0, :h, :a], target, mask)
     return matching + flow_matching_loss(found[:, 1, :h, :a], whole[:, :h, :a], mask)

@@ -41,9 +41,11 @@ def draw_shortcut_steps(
         generator: one, or one per row.
         device: where the result lives.
     """
+    # The size: a number of steps 1, 2, 4, ... most.
     u = random_uniform((batch, 2), generator, device)
     levels = int(math.log2(most)) + 1
     count = 2.0 ** (u[:, 0] * levels).floor().clamp_max(levels - 1)
+    # Which of these steps. The clamps hold where a product rounds up.
     start = (u[:, 1] * count).floor().clamp_max(count - 1)
     return 1.0 - start / count, 1.0 / count
 
@@ -66,9 +68,11 @@ def shortcut_target(
         finest: rows whose half steps are too short to be learned. They take the ordinary velocity
             (size 0), as in the paper.
     """
+    # Two steps of half the size, the second from where the first one ends.
     half = d / 2
     size = torch.where(finest, 0.0, half)
     first = velocity(x, t, size)
     middle = x - half.view(-1, *[1] * (x.ndim - 1)) * first
     second = velocity(middle, t - half, size)
+    # Together they move x by d times their mean.
     return (first + second) / 2

@@ -55,14 +55,17 @@ def tree_advantages(
     leaves = size
     for b in branches:
         leaves //= b
+        # Without siblings there is nothing to compare.
         if b == 1:
             levels.append(levels[-1])
             continue
         # The mean over the leaves below each node, put at each of these leaves.
         below = shifted.view(count, -1, leaves).mean(2, keepdim=True)
         node = below.expand(-1, -1, leaves).reshape(count, size)
+        # R - mean of the others = b / (b - 1) (R - mean of all).
         scale = b / (b - 1) if baseline == "leave_one_out" else 1.0
         levels.append((node - parent) * scale)
+        # The next level is compared within this node.
         parent = node
     advantage = torch.stack(levels, dim=2)
     if normalize:
@@ -80,6 +83,7 @@ def nodes(
         level: 0 for the root's children.
         branches: see ``tree_advantages``.
     """
+    # Leaves below a node of each level.
     below = [math.prod(branches[i + 1 :]) for i in range(len(branches))]
     return leaf // torch.tensor(below, device=leaf.device)[level]
 
@@ -96,6 +100,7 @@ def levels_of(chunk: Int[Tensor, " n"], starts: Sequence[int]) -> Int[Tensor, " 
 
 def numbers_within(episode: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
     """The number of each row among the rows of its episode, in their order, from 0."""
+    # Rows sorted by episode; each counts from the first row of its own.
     order = episode.argsort(stable=True)
     _, inverse, count = episode.unique(return_inverse=True, return_counts=True)
     first = count.cumsum(0) - count

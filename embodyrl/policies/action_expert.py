@@ -148,6 +148,7 @@ class ActionExpert(nn.Module):
         # Times that all observations share (a tensor that was expanded) are embedded once.
         t = t[:1] if t.stride(0) == 0 else t
         condition = self.time(sinusoid(t, tokens.shape[-1])) + context.pooled[:, None, None]
+        # So does the size of the step, where it is told.
         if d is not None:
             condition = condition + self.step(d)[..., None, :]
         modulation = self.modulate(F.silu(condition))

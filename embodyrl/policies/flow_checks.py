@@ -45,6 +45,7 @@ def check_shortcut(config: Any) -> None:
             f"policy.shortcut_steps is {most}; it must be a power of two of at least 2, because a "
             "step is learned from two of half its size. 8 is usual."
         )
+    # It acts with a size that it has learned.
     steps = config.num_denoise_steps
     if steps > most or steps & (steps - 1):
         raise UserError(

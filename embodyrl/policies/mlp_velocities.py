@@ -75,6 +75,7 @@ class PlainVelocity(nn.Module):
         inputs = torch.cat(
             [features[:, None].expand(n, k, -1), x.flatten(2), sinusoid(t, TIME_FEATURES)], dim=-1
         )
+        # The size of the step is an offset of the first hidden layer.
         if d is None:
             hidden = self.trunk(inputs)
         else:

@@ -351,6 +351,7 @@ def collect_episodes(
             step = replace(step, success=step.ever_solved)
         for one in stream.advance(step, step.done | (step.success & until_success)):
             episodes[one.number] = one.result
+        # An episode that begins counts its chunks from 0.
         chunk += 1
         chunk[stream.fill()] = 0
     all_obs, traces, logprobs, numbers = zip(*parts, strict=True)

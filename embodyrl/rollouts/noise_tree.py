@@ -40,6 +40,7 @@ class NoiseTree:
                 have any.
             chunk: (N,) the number of the chunk that it is about to choose, from 0.
         """
+        # The seed of a chunk is (tree, chunk, node): the same for all leaves below the node.
         leaf = leaf.clamp_min(0)
         node = nodes(leaf, levels_of(chunk, self.starts), self.branches)
         rows = zip(chunk.tolist(), node.tolist(), strict=True)
