@@ -5,7 +5,9 @@
 The teachers are the quickstart's imitation policy and its policy after PA-RL, from
 ``post_train.py quickstart`` in ``runs/bench/quickstart/SEED``, and are trained where they are not there.
 Each is scored with its own steps, with fewer steps of Euler, and after ``algorithm.name=distill``
-into as many, on the same held-out states. The result is ``benchmarks/few_steps.json``.
+into as many, on the same held-out states. Beside the imitation policy stands a shortcut policy, which
+imitates the same demonstrations with the same settings (``policy.shortcut_steps``); its one set of
+weights is scored with each number of steps. The result is ``benchmarks/few_steps.json``.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Any
 
 import torch
 from post_train import embodyrl, run
-from shared import HERE, scored, write
+from shared import HERE, complete, scored, write
 
 from embodyrl.build import load_config, load_policy, load_spec
 from embodyrl.functional.intervals import bootstrap_iqm
@@ -28,6 +30,8 @@ from embodyrl.types import Obs
 
 TEACHERS = ("sft", "rl")
 DECISIONS = 200
+SHORTCUT = 8
+"""The most steps that the shortcut policy learns to act in."""
 
 
 def distilled(folder: Path, seed: int, teacher: str, steps: int, iterations: int) -> Path:
@@ -48,6 +52,14 @@ def distilled(folder: Path, seed: int, teacher: str, steps: int, iterations: int
         given = [f"run.seed={seed}", f"env.seed={seed}", f"run.iterations={iterations}"]
         embodyrl(folder, "train", "mujoco_pick_distill", *where, *start, *given, *parts)
     return folder / name
+
+
+def shortcut(folder: Path) -> Path:
+    """The imitation policy again, as a shortcut policy, trained where it is not there; its run."""
+    if not finished(folder / "shortcut"):
+        given = (f"run.out={folder}", "run.name=shortcut", f"policy.shortcut_steps={SHORTCUT}")
+        complete(load_config(str(folder / "sft"), given))
+    return folder / "shortcut"
 
 
 def milliseconds(path: Path, *overrides: str) -> float:
@@ -77,6 +89,10 @@ def measure(
     for k in steps:
         rows[f"euler_{k}"] = (folder / teacher, (f"policy.num_denoise_steps={k}",))
         rows[f"distilled_{k}"] = (distilled(folder, seed, teacher, k, iterations), ())
+    if teacher == "sft":
+        own = load_config(str(folder / teacher)).policy.num_denoise_steps
+        for k in sorted({*steps, own}):
+            rows[f"shortcut_{k}"] = (shortcut(folder), (f"policy.num_denoise_steps={k}",))
     return {
         name: {
             "score": scored(path, folder / f"few_{teacher}_{name}.json", *given, *overrides),

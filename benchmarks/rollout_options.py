@@ -49,7 +49,9 @@ OPTIONS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
     "_reference": (", near the reference", REFERENCE),
     "_best": (", best look kept", BEST),
 }
+TREE = {"branches": [2, 2, 2], "branch_chunks": [2, 4]}
 GRPO_OPTIONS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
+    "_tree": (", groups as trees", {"algorithm": TREE}),
     "_replay": (
         ", starts by success, successes again",
         {**STARTS, "algorithm": {"replay_successes": 128}},

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch
 from torch import Tensor
 
-from embodyrl.algorithms.imitation import drawn_imitation
+from embodyrl.algorithms.imitation import drawn_imitation, shortcut_steps
 from embodyrl.algorithms.optim import Figures, Microbatches
 from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.flow import flow_matching_pair, randn, sample_training_time
@@ -188,6 +188,10 @@ class Anchors:
         """
         # A time and a noisy chunk each.
         t = sample_training_time(len(chunks), generator, device=chunks.device)
+        if shortcut_steps(self.policy):
+            # Only at these times does such a policy take a step.
+            steps = self.policy.config.num_denoise_steps
+            t = (t * steps).ceil() / steps
         noisy, _ = flow_matching_pair(chunks, t, randn(chunks.shape, generator, chunks.device))
         # The reference's velocity there, of the rows that count.
         velocity = torch.full_like(noisy, torch.nan)

@@ -76,6 +76,13 @@ class Distill(SFT):
                 "would follow what distill teaches. Set policy.one_step_width=0, or keep the head: "
                 "it acts in one step already."
             )
+        if getattr(policy.config, "shortcut_steps", 0):
+            raise UserError(
+                "policy.shortcut_steps is set, and such a policy acts in fewer steps with the same "
+                "weights, so there is nothing to distil: set policy.num_denoise_steps alone where it "
+                "acts. To make a shortcut policy of another one, imitate with it: algorithm.name=sft "
+                "run.init_checkpoint=RUN policy.shortcut_steps=8."
+            )
         # The teacher is the policy as it is now, with its own number of steps.
         self.teacher: Any = copy.deepcopy(policy).requires_grad_(False)
         self.steps = DenoisingTransition(kind="ode", num_steps=config.teacher_steps)

@@ -6,6 +6,8 @@ SimpleVLA-RL, 2509.09674; on flow policies Flow-GRPO, 2505.05470. Groups that al
 succeed say nothing and are replaced by new ones (dynamic sampling, DAPO, arXiv:2503.14476). RLOO
 (arXiv:2402.14740) is ``baseline=leave_one_out normalize=false``, MC-GRPO ``baseline=median``, GDPO
 (arXiv:2601.05242) ``per_reward=true``; the actor's step is PPO's. ``replay_successes`` is ARPO's.
+With ``branches`` a group is a tree, and each of its levels is compared with its siblings (BranchGRPO,
+arXiv:2509.06040).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import torch
 from torch import Tensor
 
 from embodyrl.algorithm import Algorithm, MemoryPlan, SharesGradients
+from embodyrl.algorithms.branching import branch_advantages, check_branches, noise_tree
 from embodyrl.algorithms.clipped_actor import ClippedActor, on_policy_memory
 from embodyrl.algorithms.clipped_actor_config import ActorConfig
 from embodyrl.algorithms.success_replay import SuccessReplay
@@ -35,6 +38,7 @@ from embodyrl.ranges import LARGEST, Choice, Count, CountOrZero, Range, Share
 from embodyrl.rollouts.batches import Episode, EpisodeBatch, GroupBatch
 from embodyrl.rollouts.collect import Player, collect_episodes
 from embodyrl.rollouts.low_precision import acting_in, in_float32
+from embodyrl.rollouts.noise_tree import NoiseTree
 from embodyrl.types import EnvSpec
 
 if TYPE_CHECKING:
@@ -71,6 +75,11 @@ class GRPOConfig(ActorConfig):
         per_reward: normalise each reward within the group on its own, and their sum over the batch
             (GDPO).
         until_success: an episode is over with its first success, also in an env that would go on.
+        branches: the episodes of a group are the leaves of a tree: into how many it branches at the
+            start of the episode, and then each branch at each of ``branch_chunks``. The product is
+            ``group_size``. Empty: all of them branch at the start.
+        branch_chunks: the chunks of an episode, counted from 0, before which branches part again.
+            Until then they draw the same noise.
         weighting: each ``episode`` counts the same, however long, or each ``chunk``.
     """
 
@@ -89,6 +98,8 @@ class GRPOConfig(ActorConfig):
     reward_weights: tuple[Annotated[float, Range()], ...] = (1.0,)
     per_reward: bool = False
     until_success: bool = True
+    branches: tuple[Count, ...] = ()
+    branch_chunks: tuple[Count, ...] = ()
     weighting: Annotated[str, Choice(*WEIGHTINGS)] = "episode"
 
     def __post_init__(self) -> None:
@@ -121,6 +132,7 @@ class GRPOConfig(ActorConfig):
                     "only one."
                 )
             refuse_unread(self, "algorithm", ("normalize",), "per_reward=true always normalises")
+        check_branches(self)
 
 
 class GRPO(Algorithm):
@@ -182,6 +194,7 @@ class GRPO(Algorithm):
                     until_success=c.until_success,
                     generator=generator,
                     between=between,
+                    tree=noise_tree(c, generator),
                 )
             batch = in_float32(batch)
             # Keep the groups whose episodes differ; the others are drawn anew.
@@ -228,9 +241,15 @@ class GRPO(Algorithm):
             # Every group was alike: the next iteration draws others.
             return stats | self.actor.imitate(progress=progress, generator=generator)
 
-        # An episode's advantage is that of each of its chunks.
+        # An episode's advantage is that of each of its chunks; in a tree each level has its own.
         episodes = [e for e in kept.episodes if e is not None]
-        advantage = self._advantages(episodes).to(kept.logprob.device)
+        if self.config.branches:
+            advantage, figures = branch_advantages(self.config, kept, self._worth(episodes))
+            stats |= figures
+        else:
+            of_episode = self._advantages(episodes).to(kept.logprob.device)
+            advantage = of_episode[kept.episode]
+            stats["advantage_std"] = float(of_episode.std())
         rows = self._learned(episodes).to(kept.episode.device)[kept.episode].nonzero().flatten()
         weight = None
         if self.config.weighting == "episode":
@@ -242,16 +261,13 @@ class GRPO(Algorithm):
             kept.obs,
             kept.trace,
             kept.logprob,
-            advantage[kept.episode],
+            advantage,
             rows,
             weight=weight,
             progress=progress,
             generator=generator,
         )
-        return stats | {
-            "advantage_std": float(advantage.std()),
-            "skipped_steps": float(self.actor.optimizer.skipped),
-        }
+        return stats | {"skipped_steps": float(self.actor.optimizer.skipped)}
 
     def _with_replay(self, batch: GroupBatch) -> EpisodeBatch:
         """The groups to learn from: those kept, and those that failed with a success from before."""
@@ -335,8 +351,12 @@ def collect_groups(
     generator: torch.Generator,
     between: Callable[[], None],
     until_success: bool = True,
+    tree: NoiseTree | None = None,
 ) -> EpisodeBatch:
-    """``size`` whole episodes from each of ``groups`` new initial states, group after group."""
+    """``size`` whole episodes from each of ``groups`` new initial states, group after group.
+
+    With ``tree`` they share noise until they branch.
+    """
     inits = [init for init in islice(player.states, groups) for _ in range(size)]
     return collect_episodes(
         player.env,
@@ -347,6 +367,7 @@ def collect_groups(
         device=player.device,
         between=between,
         draws=player.draws,
+        tree=tree,
     )
 
 

@@ -1,6 +1,7 @@
 """The loss of imitation, for every algorithm that learns from demonstrations.
 
-Of a policy with a flow it is flow matching (arXiv:2210.02747); another policy brings its own.
+Of a policy with a flow it is flow matching (arXiv:2210.02747); another policy brings its own. A
+shortcut policy also learns that one long step is two short ones (arXiv:2410.12557, eq. 5).
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from embodyrl.errors import UserError
 from embodyrl.functional.flow import flow_matching_pair, randn, sample_training_time
 from embodyrl.functional.losses import flow_matching_loss
+from embodyrl.functional.shortcut import draw_shortcut_steps, shortcut_target
 from embodyrl.policies.flow_base import pad
 from embodyrl.policies.sample_path import given_prefix
 from embodyrl.policy import FlowPolicyProtocol, Imitates, has_ability, imitation_noise
@@ -28,7 +31,7 @@ def imitation_loss(
     generator: torch.Generator,
     time: str = "uniform",
 ) -> Tensor:
-    """The flow matching loss of actions (B, H, A), those with ``mask`` (B, H).
+    """The loss of imitating actions (B, H, A), those with ``mask`` (B, H).
 
     Times and noise are drawn at random. Where the policy plans further than H, nobody knows the
     rest, so it is the policy's own plan in one step; it has no loss.
@@ -40,9 +43,53 @@ def imitation_loss(
         noise = randn((len(actions), *policy.flow_shape), generator, actions.device)
         with torch.no_grad():
             start = torch.ones(len(actions), 1, device=noise.device)
-            plan = noise - policy.velocity(context, noise[:, None], start)[:, 0]
-    noisy, t, target = noisy_pair(policy, actions, generator, time, plan)
-    return velocity_loss(policy, context, noisy, t, target, mask)
+            # A shortcut policy is told that the step is the whole way.
+            size = (start,) if shortcut_steps(policy) else ()
+            plan = noise - policy.velocity(context, noise[:, None], start, *size)[:, 0]
+    given = drawn_points(policy, actions, generator, time, plan)
+    return context_loss(policy)(context, *given, mask)
+
+
+def drawn_points(
+    policy: FlowPolicyProtocol,
+    actions: Tensor,
+    generator: torch.Generator,
+    time: str,
+    plan: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    """What ``context_loss`` takes between context and mask; for the arguments see ``noisy_pair``.
+
+    For a shortcut policy it is the result of ``noisy_pair``, and noisy chunks (B, C, D), times (B,)
+    and sizes (B,) of the steps that learn self-consistency.
+    """
+    pair = noisy_pair(policy, actions, generator, time, plan)
+    most = shortcut_steps(policy)
+    if not most:
+        return pair
+    # Where steps begin: points of the flow, at the times of sampling.
+    clean = _clean(policy, actions, plan)
+    t, d = draw_shortcut_steps(len(clean), most, generator, clean.device)
+    x, _ = flow_matching_pair(clean, t, randn(tuple(clean.shape), generator, clean.device))
+    return *pair, x, t, d
+
+
+def shortcut_steps(policy: Any) -> int:
+    """The most steps that a shortcut policy learns to act in; 0 for any other policy."""
+    return getattr(policy.config, "shortcut_steps", 0)
+
+
+def refuse_shortcut(policy: Any, name: str) -> None:
+    """Refuses a shortcut policy for an algorithm that trains the velocity at points of the flow.
+
+    Raises:
+        UserError: saying so.
+    """
+    if most := shortcut_steps(policy):
+        raise UserError(
+            f"{name} trains the velocity at points of the flow, but a policy with "
+            f"policy.shortcut_steps={most} acts by mean velocities over whole steps, which nothing "
+            "would train. Use ppo, grpo, pa_rl or sac_flow, or a policy without shortcut_steps."
+        )
 
 
 def noisy_pair(
@@ -65,9 +112,7 @@ def noisy_pair(
         Noisy chunks (B, C, D), their times (B,), and the velocity (B, H, A) at them.
     """
     h, a = actions.shape[1:]
-    clean = pad(policy.normalize_action(actions), policy.flow_shape)
-    if plan is not None:
-        clean = torch.cat([clean[:, :h], plan[:, h:]], dim=1)
+    clean = _clean(policy, actions, plan)
     noise = randn(tuple(clean.shape), generator, clean.device)
     t = sample_training_time(len(clean), generator, time, clean.device)
     noisy, target = flow_matching_pair(clean, t, noise)
@@ -75,11 +120,21 @@ def noisy_pair(
     return noisy, t, target[:, :h, :a]
 
 
-def pair_loss(
-    policy: FlowPolicyProtocol, obs: Obs, noisy: Tensor, t: Tensor, target: Tensor, mask: Tensor
-) -> Tensor:
-    """The flow matching loss of what ``noisy_pair`` drew."""
-    return velocity_loss(policy, policy.encode(obs), noisy, t, target, mask)
+def _clean(policy: FlowPolicyProtocol, actions: Tensor, plan: Tensor | None) -> Tensor:
+    """The chunks (B, C, D) that the flow shall lead to."""
+    h = actions.shape[1]
+    clean = pad(policy.normalize_action(actions), policy.flow_shape)
+    return clean if plan is None else torch.cat([clean[:, :h], plan[:, h:]], dim=1)
+
+
+def drawn_loss(policy: FlowPolicyProtocol, obs: Obs, *given: Tensor) -> Tensor:
+    """The loss of what ``drawn_points`` drew, and a mask (B, H)."""
+    return context_loss(policy)(policy.encode(obs), *given)
+
+
+def context_loss(policy: FlowPolicyProtocol) -> Callable[..., Tensor]:
+    """The same, of observations that are encoded already."""
+    return partial(shortcut_loss if shortcut_steps(policy) else velocity_loss, policy)
 
 
 def velocity_loss(
@@ -90,10 +145,51 @@ def velocity_loss(
     target: Tensor,
     mask: Tensor,
 ) -> Tensor:
-    """The same, of observations that are encoded already."""
+    """The flow matching loss of what ``noisy_pair`` drew, with a mask (B, H)."""
     velocity = policy.velocity(context, noisy[:, None], t[:, None])[:, 0]
     h, a = target.shape[1:]
     return flow_matching_loss(velocity[:, :h, :a], target, mask)
+
+
+def shortcut_loss(
+    policy: Any,
+    context: Any,
+    noisy: Tensor,
+    t: Tensor,
+    target: Tensor,
+    x: Tensor,
+    start: Tensor,
+    size: Tensor,
+    mask: Tensor,
+) -> Tensor:
+    """Flow matching with steps of size 0, and self-consistency of longer ones: their sum.
+
+    Args:
+        policy: told the size of its step.
+        context: of B observations.
+        noisy: (B, C, D) where flow matching is learned.
+        t: (B,) when.
+        target: (B, H, A) the velocity there.
+        x: (B, C, D) where steps begin.
+        start: (B,) when.
+        size: (B,) how long they are.
+        mask: (B, H) actions that count.
+    """
+
+    def mean_velocity(x: Tensor, t: Tensor, d: Tensor) -> Tensor:
+        return policy.velocity(context, x[:, None], t[:, None], d[:, None])[:, 0]
+
+    # Two half steps of the policy itself are the target of the whole one.
+    finest = size * shortcut_steps(policy) < 1.5
+    whole = shortcut_target(mean_velocity, x, start, size, finest)
+    # One pass for both points of each observation.
+    points = torch.stack([noisy, x], dim=1)
+    sizes = torch.stack([torch.zeros_like(size), size], dim=1)
+    found = policy.velocity(context, points, torch.stack([t, start], dim=1), sizes)
+    # The first point learns the velocity of the data, the second agreement with itself.
+    h, a = target.shape[1:]
+    matching = flow_matching_loss(found[:, 0, :h, :a], target, mask)
+    return matching + flow_matching_loss(found[:, 1, :h, :a], whole[:, :h, :a], mask)
 
 
 def drawn_imitation(
@@ -117,20 +213,22 @@ def drawn_imitation(
     if has_ability(policy, Imitates):
         loss = cast("Callable[..., Tensor]", policy.imitation_loss)
     else:
-        loss = cast("Callable[..., Tensor]", partial(pair_loss, policy))
-        noisy, t, target = noisy_pair(policy, actions, generator, time)
+        loss = cast("Callable[..., Tensor]", partial(drawn_loss, policy))
+        given = drawn_points(policy, actions, generator, time)
         if most := getattr(policy.config, "max_prefix", 0):
             # The first actions of some chunks are given, so they are not asked for.
-            count = torch.randint(most + 1, (len(t),), generator=generator).to(t.device)
-            clean = pad(policy.normalize_action(actions), (noisy.shape[1], noisy.shape[2]))
-            noisy, t = given_prefix(noisy, t, clean, count)
+            count = torch.randint(most + 1, (len(mask),), generator=generator).to(mask.device)
+            noisy, t, target = given
+            noisy, t = given_prefix(noisy, t, _clean(policy, actions, None), count)
             mask = mask & (t > 0)
-        given = (noisy, t, target)
+            given = (noisy, t, target)
     return loss, given, mask, imitation_noise(policy, actions, generator)
 
 
 def flow_loss_of_shapes(policy: Any, obs: Obs, trace: DenoisingTrace) -> Tensor:
-    """The flow matching loss of tensors of the right shapes."""
+    """The loss of imitation of tensors of the right shapes."""
     noisy = trace.x[:, 0]
     actions = noisy[:, :, : policy.spec.action_dim]
-    return pair_loss(policy, obs, noisy, noisy[:, 0, 0], actions, actions[..., 0] > 0)
+    t = noisy[:, 0, 0]
+    steps = (noisy, t, t) if shortcut_steps(policy) else ()
+    return drawn_loss(policy, obs, noisy, t, actions, *steps, actions[..., 0] > 0)

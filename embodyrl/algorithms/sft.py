@@ -9,7 +9,6 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from embodyrl.algorithm import Algorithm, MemoryPlan, SharesGradients
 from embodyrl.algorithms.hindsight_head import HindsightHead
-from embodyrl.algorithms.imitation import drawn_imitation, flow_loss_of_shapes, velocity_loss
+from embodyrl.algorithms.imitation import context_loss, drawn_imitation, flow_loss_of_shapes
 from embodyrl.algorithms.optim import Figures, Means, Microbatches, clip_gradient
 from embodyrl.errors import UserError, refuse_unread
 from embodyrl.policies.augment import augmented
@@ -222,7 +221,7 @@ class SFT(Algorithm):
             "Callable[..., Tensor]",
             policy.imitation_loss_of
             if has_ability(policy, ImitatesFromContext)
-            else partial(velocity_loss, policy),
+            else context_loss(policy),
         )
         total = mask.sum()
 

@@ -60,6 +60,13 @@ def randn(
     return _random_tensor(torch.randn, shape, generator, device)
 
 
+def random_uniform(
+    shape: Sequence[int], generator: Generators, device: torch.device | str = "cpu"
+) -> Tensor:
+    """Uniform numbers in [0, 1) (float32); see ``randn``."""
+    return _random_tensor(torch.rand, shape, generator, device)
+
+
 def _random_tensor(
     distribution: Callable[..., Tensor],
     shape: Sequence[int],
@@ -120,7 +127,7 @@ def sample_training_time(
         UserError: unknown schedule.
     """
     # torch.rand is in [0, 1); its complement is in (0, 1].
-    u = 1.0 - _random_tensor(torch.rand, (batch,), generator, device)
+    u = 1.0 - random_uniform((batch,), generator, device)
     if schedule == "uniform":
         return u
     if schedule == "beta":
@@ -160,7 +167,7 @@ def draw_stochastic_steps(
     if mode == "all":
         return (index < count).repeat(n, 1)
     if mode == "one":
-        chosen = (_random_tensor(torch.rand, (n,), generator, "cpu") * count).long()
+        chosen = (random_uniform((n,), generator) * count).long()
         # If count is 0 there is nothing to choose, and the second condition is always False.
         return (index == chosen[:, None]) & (index < count)
     raise UserError(

@@ -43,7 +43,7 @@ class ActionExpert(nn.Module):
 
     The time of a denoising step modulates every layer (adaLN-single, as in DiT-style transformers).
     One call takes several denoising steps of an observation. They share one copy of the context's
-    keys and values.
+    keys and values. The size of the step modulates them too, where the expert is told it.
 
     Args:
         width: d, of the tokens.
@@ -53,6 +53,7 @@ class ActionExpert(nn.Module):
         action_dim: A.
         patch: actions per token; must divide ``horizon``.
         noise: add a second output head, for learned noise.
+        shortcut: tell it the size of the step (``StepSize``).
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class ActionExpert(nn.Module):
         action_dim: int,
         patch: int,
         noise: bool = False,
+        shortcut: bool = False,
     ) -> None:
         super().__init__()
         if horizon % patch:
@@ -84,6 +86,8 @@ class ActionExpert(nn.Module):
             self.noise = nn.Linear(width, patch * action_dim)
             nn.init.zeros_(self.noise.weight)
             nn.init.zeros_(self.noise.bias)
+        if shortcut:
+            self.step = StepSize(width, width)
 
     def prefix(
         self,
@@ -103,7 +107,11 @@ class ActionExpert(nn.Module):
         return Context([k for k, _ in pairs], [v for _, v in pairs], bias, pooled)
 
     def forward(
-        self, context: Context, x: Float[Tensor, "n k h a"], t: Float[Tensor, "n k *p"]
+        self,
+        context: Context,
+        x: Float[Tensor, "n k h a"],
+        t: Float[Tensor, "n k *p"],
+        d: Tensor | None = None,
     ) -> Float[Tensor, "n k h a"]:
         """The velocity at K noisy chunks per observation.
 
@@ -112,20 +120,25 @@ class ActionExpert(nn.Module):
             x: (N, K, H, A) noisy chunks.
             t: (N, K) their times, 1 is noise and 0 is data; or (N, K, P), a time for each of the
                 P = H / patch action tokens.
+            d: (N, K) the sizes of their steps, or what broadcasts to it; for ``shortcut``.
         """
-        return self.head(self._features(context, x, t)).reshape(x.shape)
+        return self.head(self._features(context, x, t, d)).reshape(x.shape)
 
     def with_noise(
-        self, context: Context, x: Float[Tensor, "n k h a"], t: Float[Tensor, "n k"]
+        self,
+        context: Context,
+        x: Float[Tensor, "n k h a"],
+        t: Float[Tensor, "n k"],
+        d: Tensor | None = None,
     ) -> tuple[Float[Tensor, "n k h a"], Float[Tensor, "n k h a"]]:
         """The velocity, and the raw output that ``flow.squash_log_std`` maps to a log-std.
 
         The raw output is zero until it is trained.
         """
-        features = self._features(context, x, t)
+        features = self._features(context, x, t, d)
         return self.head(features).reshape(x.shape), self.noise(features).reshape(x.shape)
 
-    def _features(self, context: Context, x: Tensor, t: Tensor) -> Tensor:
+    def _features(self, context: Context, x: Tensor, t: Tensor, d: Tensor | None) -> Tensor:
         """The last hidden states (N, K, P, d) of the action tokens."""
         # Each patch of actions becomes a token.
         n, k, h, a = x.shape
@@ -135,6 +148,9 @@ class ActionExpert(nn.Module):
         # Times that all observations share (a tensor that was expanded) are embedded once.
         t = t[:1] if t.stride(0) == 0 else t
         condition = self.time(sinusoid(t, tokens.shape[-1])) + context.pooled[:, None, None]
+        # So does the size of the step, where it is told.
+        if d is not None:
+            condition = condition + self.step(d)[..., None, :]
         modulation = self.modulate(F.silu(condition))
         for i, block in enumerate(self.blocks):
             tokens = block(tokens, modulation, context.keys[i], context.values[i], context.bias)
@@ -198,6 +214,29 @@ class _Block(nn.Module):
         from_context = torch.einsum("nkhpc,nhce->nkhpe", weights[..., :c], values)
         from_own = weights[..., c:] @ own_values
         return (from_context + from_own).transpose(2, 3).reshape(n, k, p, d)
+
+
+class StepSize(nn.Module):
+    """What a velocity net is told of the size d of its step, as an offset of a hidden layer.
+
+    offset(d) = W (sinusoid(d) - sinusoid(0)). It is 0 at d = 0, the ordinary flow. W begins at 0, so
+    that a fresh offset changes nothing, and a trained flow can learn shortcuts.
+
+    Args:
+        features: of the sinusoid.
+        width: of the hidden layer.
+    """
+
+    def __init__(self, features: int, width: int) -> None:
+        super().__init__()
+        self.features = features
+        self.linear = nn.Linear(features, width, bias=False)
+        nn.init.zeros_(self.linear.weight)
+
+    def forward(self, d: Float[Tensor, "*n"]) -> Float[Tensor, "*n w"]:
+        """The offsets of step sizes in [0, 1]."""
+        told = sinusoid(d, self.features) - sinusoid(torch.zeros_like(d), self.features)
+        return self.linear(told)
 
 
 def sinusoid(t: Float[Tensor, "*n"], width: int) -> Float[Tensor, "*n d"]:

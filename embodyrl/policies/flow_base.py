@@ -95,6 +95,18 @@ class FlowPolicy(ActorCritic):
         """
         raise NotImplementedError
 
+    def step_size(self, t: Tensor, d: Tensor | None = None) -> tuple[Tensor, ...]:
+        """What a shortcut policy's net takes after the times; nothing for an ordinary flow.
+
+        Args:
+            t: (N, K) times.
+            d: (N, K) sizes of the steps, or what broadcasts to it. None means 1/K, with which the
+                policy acts.
+        """
+        if not getattr(self.config, "shortcut_steps", 0):
+            return ()
+        return (t.new_full((1, 1), 1 / self.config.num_denoise_steps) if d is None else d,)
+
     @property
     def start_noise(self) -> float:
         """Standard deviation of the initial noise of noise-free chunks."""

@@ -31,6 +31,30 @@ def check_sampler(config: Any) -> None:
     check_executed(config)
 
 
+def check_shortcut(config: Any) -> None:
+    """Refuses numbers of steps that a shortcut policy does not learn.
+
+    Raises:
+        UserError: ``shortcut_steps`` or ``num_denoise_steps`` is no such power of two.
+    """
+    most = config.shortcut_steps
+    if not most:
+        return
+    if most < 2 or most & (most - 1):
+        raise UserError(
+            f"policy.shortcut_steps is {most}; it must be a power of two of at least 2, because a "
+            "step is learned from two of half its size. 8 is usual."
+        )
+    # It acts with a size that it has learned.
+    steps = config.num_denoise_steps
+    if steps > most or steps & (steps - 1):
+        raise UserError(
+            f"policy.num_denoise_steps is {steps}, but a policy with policy.shortcut_steps={most} "
+            f"learns to act in 1, 2, 4 and so on up to {most} steps. Take one of these, or raise "
+            "policy.shortcut_steps."
+        )
+
+
 def check_start(config: Any) -> None:
     """Refuses a changed setting of the initial noise that nothing would read, and two ways to act.
 

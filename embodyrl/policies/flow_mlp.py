@@ -22,7 +22,7 @@ from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.flow import LEARNED_STD, squash_log_std
 from embodyrl.policies.chooser import CHOOSER_PARTS, ChooserConfig, check_chooser
 from embodyrl.policies.flow_base import FlowPolicy
-from embodyrl.policies.flow_checks import check_executed, check_start
+from embodyrl.policies.flow_checks import check_executed, check_shortcut, check_start
 from embodyrl.policies.mlp_velocities import VELOCITIES, mlp
 from embodyrl.policies.normalize import Normalizer, TanhSquash
 from embodyrl.policies.one_step import ONE_STEP_PARTS
@@ -39,6 +39,9 @@ class FlowMLPConfig(ChooserConfig):
         horizon: C, actions in a chunk.
         execute: H, how many of them are executed before the next observation; 0 for all.
         num_denoise_steps: K.
+        shortcut_steps: a shortcut policy: the velocity net is told the size of its step, and imitation
+            teaches it steps of 1, 1/2, 1/4 and so on down to 1/``shortcut_steps``. The same weights
+            then act with any such ``num_denoise_steps``. 0 for an ordinary flow.
         velocity: ``plain``, ``gated``, ``decoded`` (see ``policies/mlp_velocities.py``), or
             ``gaussian`` for plain SAC.
         width: of the hidden layers.
@@ -64,6 +67,7 @@ class FlowMLPConfig(ChooserConfig):
     horizon: Count = 1
     execute: CountOrZero = 0
     num_denoise_steps: Count = 4
+    shortcut_steps: CountOrZero = 0
     velocity: Annotated[str, Choice(*VELOCITIES)] = "gated"
     width: Count = 256
     layers: Count = 2
@@ -84,6 +88,7 @@ class FlowMLPConfig(ChooserConfig):
                 f"which is {self.noise_max}."
             )
         check_start(self)
+        check_shortcut(self)
         check_chooser(self)
         check_executed(self)
         if self.velocity == "gaussian" and (
@@ -95,14 +100,14 @@ class FlowMLPConfig(ChooserConfig):
             )
         if self.velocity == "gaussian":
             why = "velocity=gaussian acts by its mean, whatever the initial noise"
-            refuse_unread(self, "policy", ("start_noise",), why)
+            refuse_unread(self, "policy", ("start_noise", "shortcut_steps"), why)
 
 
 class FlowMLP(FlowPolicy):
     """The policy and its value head; see the module's docstring."""
 
     Config = FlowMLPConfig
-    starts_fresh = ("steer.",)
+    starts_fresh = ("steer.", "net.step.", "net.decoder.step.")
     reads_instructions = False
     """Parts that may be missing in an initial checkpoint. They then keep their fresh weights."""
     belongs_to: ClassVar = CHOOSER_PARTS | ONE_STEP_PARTS
@@ -126,7 +131,8 @@ class FlowMLP(FlowPolicy):
             self.normalize_action = Normalizer(spec.action_dim, min_std=0.05)
         # The velocity net and the value head; the features of both are the normalised proprio.
         velocity = VELOCITIES[c.velocity]
-        self.net = velocity(spec.proprio_dim, c.horizon, spec.action_dim, c.width, c.layers)
+        told = {"shortcut": True} if c.shortcut_steps else {}
+        self.net = velocity(spec.proprio_dim, c.horizon, spec.action_dim, c.width, c.layers, **told)
         self.add_heads(spec.proprio_dim, mlp(spec.proprio_dim, c.critic_width, 2, 1))
 
     def encode(self, obs: Obs) -> Float[Tensor, "n p"]:
@@ -142,9 +148,10 @@ class FlowMLP(FlowPolicy):
         context: Float[Tensor, "n p"],
         x: Float[Tensor, "n k h a"],
         t: Float[Tensor, "n k"],
+        d: Tensor | None = None,
     ) -> Float[Tensor, "n k h a"]:
-        """The velocity, noise - action, in units before squashing."""
-        return self.net(context, x, t)[0]
+        """The velocity, noise - action, in units before squashing; for d see ``step_size``."""
+        return self.net(context, x, t, *self.step_size(t, d))[0]
 
     def step_inputs(
         self,
@@ -153,7 +160,7 @@ class FlowMLP(FlowPolicy):
         t: Float[Tensor, "n k"],
     ) -> tuple[Float[Tensor, "n k h a"], Float[Tensor, "n k h a"]]:
         """Velocity and log-std of one denoising step from x at times t."""
-        velocity, raw_log_std = self.net(context, x, t)
+        velocity, raw_log_std = self.net(context, x, t, *self.step_size(t))
         # The noise of a whole path grows with K, so that of one step is scaled by 1/sqrt(K).
         scale = self.config.num_denoise_steps**-0.5
         low = self.config.noise_min * scale

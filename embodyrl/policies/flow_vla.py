@@ -24,7 +24,7 @@ from embodyrl.policies.action_expert import ActionExpert, Context
 from embodyrl.policies.actor_critic import BELONGS_TO, CRITICS
 from embodyrl.policies.chooser import ChooserConfig
 from embodyrl.policies.flow_base import FlowPolicy
-from embodyrl.policies.flow_checks import TRAINED_STEPS, TRANSITIONS, check_sampler
+from embodyrl.policies.flow_checks import TRAINED_STEPS, TRANSITIONS, check_sampler, check_shortcut
 from embodyrl.policies.normalize import Normalizer
 from embodyrl.policies.observation_tokens import VISION_ENCODERS, ObservationTokens
 from embodyrl.policies.one_step import ONE_STEP_PARTS
@@ -41,6 +41,9 @@ class FlowVLAConfig(ChooserConfig):
         horizon: C, actions in a chunk.
         execute: H, how many of them are executed before the next observation; 0 for all.
         num_denoise_steps: K.
+        shortcut_steps: a shortcut policy: the velocity net is told the size of its step, and imitation
+            teaches it steps of 1, 1/2, 1/4 and so on down to 1/``shortcut_steps``. The same weights
+            then act with any such ``num_denoise_steps``. 0 for an ordinary flow.
         width: d, of the transformers; an even multiple of ``heads``.
         layers: of the action expert.
         heads: attention heads.
@@ -80,6 +83,7 @@ class FlowVLAConfig(ChooserConfig):
     horizon: Count = 5
     execute: CountOrZero = 0
     num_denoise_steps: Count = 4
+    shortcut_steps: CountOrZero = 0
     width: Count = 96
     layers: Count = 2
     heads: Count = 4
@@ -104,6 +108,10 @@ class FlowVLAConfig(ChooserConfig):
 
     def __post_init__(self) -> None:
         check_sampler(self)
+        check_shortcut(self)
+        if self.shortcut_steps:
+            why = "shortcut_steps learns steps from noise alone, without given actions"
+            refuse_unread(self, "policy", ("max_prefix",), why)
         if self.vision == "film_cnn":
             refuse_unread(
                 self, "policy", ("vision_frozen",), "vision=film_cnn has no pretrained layers"
@@ -129,7 +137,7 @@ class FlowVLA(ObservationTokens, FlowPolicy):
     """The policy and its critic; see the module's docstring."""
 
     Config = FlowVLAConfig
-    starts_fresh = ("expert.noise.", "steer.")
+    starts_fresh = ("expert.noise.", "expert.step.", "steer.")
     """Parts that may be missing in an initial checkpoint, because imitation does not train them.
 
     They then keep their fresh weights. A fresh std of the noise is in the middle of its range.
@@ -155,6 +163,7 @@ class FlowVLA(ObservationTokens, FlowPolicy):
             spec.action_dim,
             c.action_patch,
             noise=c.transition == "flow_noise",
+            shortcut=c.shortcut_steps > 0,
         )
         self.add_heads(d)
 
@@ -166,7 +175,11 @@ class FlowVLA(ObservationTokens, FlowPolicy):
         return self.expert.prefix(x, mask, pooled)
 
     def velocity(
-        self, context: Context, x: Float[Tensor, "n k h a"], t: Float[Tensor, "n k *h"]
+        self,
+        context: Context,
+        x: Float[Tensor, "n k h a"],
+        t: Float[Tensor, "n k *h"],
+        d: Tensor | None = None,
     ) -> Float[Tensor, "n k h a"]:
         """The learned velocity, noise - action, in normalised units.
 
@@ -174,8 +187,9 @@ class FlowVLA(ObservationTokens, FlowPolicy):
             context: of N observations.
             x: (N, K, H, A) noisy chunks.
             t: (N, K) their times; or (N, K, H), a time for each action (``max_prefix``).
+            d: sizes of the steps; see ``step_size``.
         """
-        return self.expert(context, x, t)
+        return self.expert(context, x, t, *self.step_size(t, d))
 
     def step_inputs(
         self, context: Context, x: Float[Tensor, "n k h a"], t: Float[Tensor, "n k"]
@@ -184,7 +198,7 @@ class FlowVLA(ObservationTokens, FlowPolicy):
         c = self.config
         if c.transition != "flow_noise":
             return self.velocity(context, x, t), None
-        velocity, raw_log_std = self.expert.with_noise(context, x, t)
+        velocity, raw_log_std = self.expert.with_noise(context, x, t, *self.step_size(t))
         # The noise of a whole path grows with K, so that of one step is scaled by 1/sqrt(K).
         scale = c.num_denoise_steps**-0.5
         return velocity, squash_log_std(raw_log_std, c.noise_min * scale, c.noise_max * scale)

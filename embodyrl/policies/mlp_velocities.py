@@ -10,7 +10,8 @@ explode. SAC Flow therefore takes two remedies from recurrent nets, a gate and a
 
 Every module has the same inputs and outputs, for N states with K noisy chunks each:
 
-    in     features (N, F), x (N, K, H, A), t (N, K)
+    in     features (N, F), x (N, K, H, A), t (N, K); d (N, K) or (1, 1), the size of the step, for
+           nets that were made with ``shortcut`` (``gaussian`` has one step, so it is not)
     out    velocity, noise - action, (N, K, H, A)
            raw log-std, unbounded, for ``flow.squash_log_std``, (N, K, H, A)
 """
@@ -22,7 +23,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from embodyrl.policies.action_expert import ActionExpert, sinusoid
+from embodyrl.policies.action_expert import ActionExpert, StepSize, sinusoid
 
 TIME_FEATURES = 8
 GATE_BIAS = 5.0
@@ -47,7 +48,13 @@ class PlainVelocity(nn.Module):
     """Outputs of shape (H, A): the velocity and the raw log-std."""
 
     def __init__(
-        self, features: int, horizon: int, action_dim: int, width: int, layers: int
+        self,
+        features: int,
+        horizon: int,
+        action_dim: int,
+        width: int,
+        layers: int,
+        shortcut: bool = False,
     ) -> None:
         super().__init__()
         self.shape = (horizon, action_dim)
@@ -56,19 +63,30 @@ class PlainVelocity(nn.Module):
         self.head = nn.Linear(width, self.heads * size)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
+        if shortcut:
+            self.step = StepSize(TIME_FEATURES, width)
 
-    def outputs(self, features: Tensor, x: Tensor, t: Tensor) -> tuple[Tensor, ...]:
+    def outputs(
+        self, features: Tensor, x: Tensor, t: Tensor, d: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
         """The outputs of all heads, each (N, K, H, A)."""
         n, k = t.shape
         # One input row for each of the N * K noisy chunks: features, flat chunk, time features.
         inputs = torch.cat(
             [features[:, None].expand(n, k, -1), x.flatten(2), sinusoid(t, TIME_FEATURES)], dim=-1
         )
-        return self.head(self.trunk(inputs)).unflatten(-1, (self.heads, *self.shape)).unbind(2)
+        # The size of the step is an offset of the first hidden layer.
+        if d is None:
+            hidden = self.trunk(inputs)
+        else:
+            hidden = self.trunk[1:](self.trunk[0](inputs) + self.step(d))
+        return self.head(hidden).unflatten(-1, (self.heads, *self.shape)).unbind(2)
 
-    def forward(self, features: Tensor, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, features: Tensor, x: Tensor, t: Tensor, d: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Velocity and raw log-std; see the module's docstring."""
-        velocity, raw_log_std = self.outputs(features, x, t)
+        velocity, raw_log_std = self.outputs(features, x, t, d)
         return velocity, raw_log_std
 
 
@@ -83,9 +101,15 @@ class GatedVelocity(PlainVelocity):
     """Outputs of shape (H, A): gate, candidate and raw log-std."""
 
     def __init__(
-        self, features: int, horizon: int, action_dim: int, width: int, layers: int
+        self,
+        features: int,
+        horizon: int,
+        action_dim: int,
+        width: int,
+        layers: int,
+        shortcut: bool = False,
     ) -> None:
-        super().__init__(features, horizon, action_dim, width, layers)
+        super().__init__(features, horizon, action_dim, width, layers, shortcut)
         with torch.no_grad():
             self.head.bias[: horizon * action_dim] = GATE_BIAS
 
@@ -94,9 +118,11 @@ class GatedVelocity(PlainVelocity):
         gate, candidate, _ = self.outputs(features, x, t)
         return gate.sigmoid(), candidate
 
-    def forward(self, features: Tensor, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, features: Tensor, x: Tensor, t: Tensor, d: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Velocity and raw log-std; see the module's docstring."""
-        gate, candidate, raw_log_std = self.outputs(features, x, t)
+        gate, candidate, raw_log_std = self.outputs(features, x, t, d)
         return gate.sigmoid() * (x - candidate), raw_log_std
 
 
@@ -107,18 +133,29 @@ class DecodedVelocity(nn.Module):
     """
 
     def __init__(
-        self, features: int, horizon: int, action_dim: int, width: int, layers: int, heads: int = 4
+        self,
+        features: int,
+        horizon: int,
+        action_dim: int,
+        width: int,
+        layers: int,
+        shortcut: bool = False,
+        heads: int = 4,
     ) -> None:
         super().__init__()
         self.memory = nn.Linear(features, width)
-        self.decoder = ActionExpert(width, layers, heads, horizon, action_dim, patch=1, noise=True)
+        self.decoder = ActionExpert(
+            width, layers, heads, horizon, action_dim, patch=1, noise=True, shortcut=shortcut
+        )
 
-    def forward(self, features: Tensor, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, features: Tensor, x: Tensor, t: Tensor, d: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Velocity and raw log-std; see the module's docstring."""
         # The state is one context token, which is never padding, and also the pooled summary.
         memory = self.memory(features)
         context = self.decoder.prefix(memory[:, None], torch.ones_like(memory[:, :1]), memory)
-        return self.decoder.with_noise(context, x, t)
+        return self.decoder.with_noise(context, x, t, d)
 
 
 class GaussianVelocity(nn.Module):

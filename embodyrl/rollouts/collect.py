@@ -26,6 +26,7 @@ from embodyrl.rollouts.episodes import (
     start_episodes,
 )
 from embodyrl.rollouts.fault_watch import guarded
+from embodyrl.rollouts.noise_tree import NoiseTree
 from embodyrl.rollouts.seeding import init_states
 from embodyrl.rollouts.start_sampling import Draws
 from embodyrl.types import ActionSample, DenoisingTrace, EnvSpec, Obs, Step
@@ -301,6 +302,7 @@ def collect_episodes(
     device: torch.device | str = "cpu",
     between: Callable[[], None] = lambda: None,
     draws: Draws | None = None,
+    tree: NoiseTree | None = None,
 ) -> EpisodeBatch:
     """Plays every initial state once, as a whole episode; the same number several times is a group.
 
@@ -313,6 +315,7 @@ def collect_episodes(
         device: of the policy.
         between: called before every chunk; may raise, to give the rollout up.
         draws: how ``inits`` were drawn; None for all alike.
+        tree: gives the noise in place of ``generator``; None for noise of each chunk's own.
 
     Raises:
         UserError: fewer initial states than envs, or a policy without a trace.
@@ -327,10 +330,12 @@ def collect_episodes(
     env_steps = 0
     episodes: list[Episode | None] = [None] * len(inits)
     parts: list[tuple[Obs, DenoisingTrace, Tensor, Tensor]] = []
+    chunk = torch.zeros(n, dtype=torch.long)  # of each env's episode, the number of the next one
     while stream.running:
         between()
         obs = stream.obs
-        sample = policy.sample(obs, generator=generator, mode="train")
+        noise = generator if tree is None else tree.generators(stream.playing, chunk)
+        sample = policy.sample(obs, generator=noise, mode="train")
         if sample.trace is None or sample.logprob is None:
             raise UserError(
                 f"{type(policy).__name__} gives no trace or log-probability, which a rollout needs."
@@ -346,7 +351,9 @@ def collect_episodes(
             step = replace(step, success=step.ever_solved)
         for one in stream.advance(step, step.done | (step.success & until_success)):
             episodes[one.number] = one.result
-        stream.fill()
+        # An episode that begins counts its chunks from 0.
+        chunk += 1
+        chunk[stream.fill()] = 0
     all_obs, traces, logprobs, numbers = zip(*parts, strict=True)
     return EpisodeBatch(
         Obs.cat(list(all_obs)),

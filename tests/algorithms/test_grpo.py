@@ -295,6 +295,10 @@ def test_every_setting_is_read():
     )
     grpo = GRPO(reads, make_policy(TINY, SPEC, seed=0))
     update(grpo, make_batch(grpo.policy, [outcome(i % 2) for i in range(16)]))
+    # What a tree adds is read where there is one.
+    tree = Reads(**vars(config) | {"branches": (2, 2), "branch_chunks": (1,)})
+    grpo = GRPO(tree, make_policy(TINY, SPEC, seed=0))
+    update(grpo, make_batch(grpo.policy, [outcome(i % 2) for i in range(16)]))
     assert {f.name for f in dataclasses.fields(GRPOConfig)} - SEEN == set()
 
 

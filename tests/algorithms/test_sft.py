@@ -1,6 +1,7 @@
 """Supervised fine-tuning on synthetic demonstrations: it learns them, averages its weights, and resumes exactly."""
 
 import copy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -156,6 +157,7 @@ class Planner:
     """Plans 4x3 numbers, of which 2x2 are executed; its one-step plan is 3 everywhere."""
 
     flow_shape = (4, 3)
+    config = SimpleNamespace()
 
     def __init__(self):
         self.seen = []

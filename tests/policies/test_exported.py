@@ -115,6 +115,7 @@ MLPS = {
     "gaussian": {"velocity": "gaussian", "num_denoise_steps": 1},
     "one step": {"one_step_width": 8, "squash": False},
     "part of the plan": {"execute": 2},
+    "shortcut": {"shortcut_steps": 4, "num_denoise_steps": 2},
 }
 
 
@@ -161,6 +162,7 @@ ONNX = {
     "chooser": (FlowVLAConfig(**VLA, chooser_width=16, edit_scale=0.3, proposals=3), SEEING),
     "shared chooser": (FlowMLPConfig(**MLP, chooser_width=8, chooser_sees="shared"), BLIND),
     "one step": (FlowVLAConfig(**VLA, one_step_width=16), SEEING),
+    "shortcut": (FlowVLAConfig(**VLA, shortcut_steps=4, num_denoise_steps=1), SEEING),
     "noise policy": (FlowVLAConfig(**VLA, steer_width=8, horizon=10, execute=3), BLIND),
 }
 

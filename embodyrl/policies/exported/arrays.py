@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,7 @@ def flow_mlp_arrays(policy: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]
     return found, {"kind": kind, "layers": len(layers), "squash": policy.config.squash}
 
 
+@torch.no_grad()
 def _net(policy: FlowMLP) -> tuple[str, nn.Sequential]:
     """How it acts, and the layers that it takes."""
     if policy.acts_in_one_step:
@@ -70,4 +72,10 @@ def _net(policy: FlowMLP) -> tuple[str, nn.Sequential]:
         return "gaussian", policy.net.net
     assert isinstance(policy.net, PlainVelocity)
     kind = "gated" if isinstance(policy.net, GatedVelocity) else "plain"
-    return kind, nn.Sequential(*policy.net.trunk, policy.net.head)
+    first, *rest = policy.net.trunk
+    assert isinstance(first, nn.Linear)
+    if policy.config.shortcut_steps:
+        # The size of the step is the same in every step, so its offset is a part of the bias.
+        first = copy.deepcopy(first)
+        first.bias += policy.net.step(first.bias.new_tensor(1 / policy.config.num_denoise_steps))
+    return kind, nn.Sequential(first, *rest, policy.net.head)

@@ -23,6 +23,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from embodyrl.errors import MissingDependencyError, UserError
+from embodyrl.functional.shortcut import shortcut_target
 from embodyrl.world_models.nets.backbone import CONTEXT, attention
 from embodyrl.world_models.nets.pretrained.video import TIMESTEPS, VideoBackbone, per_row
 from embodyrl.world_models.nets.saved_network import record_arguments
@@ -159,9 +160,7 @@ class AnyFlowBackbone(VideoBackbone):
         """Turns some denoising rows into rows that learn the flow map from t to r.
 
         Their times lie on the grid of one of ``GRIDS``, as in sampling. One step is to predict what
-        two half steps predict together (arXiv:2410.12557, eq. 5), with m = (t + r) / 2:
-
-            u(x_t, t, r) = (u(x_t, t, m) + u(x_m, m, r)) / 2
+        two half steps predict together (``functional.shortcut``).
 
         Args:
             context: see ``forward``, and the next four as well.
@@ -190,7 +189,6 @@ class AnyFlowBackbone(VideoBackbone):
         steps = grids[(draws[1, rows] * len(grids)).long()]
         t = ((draws[2, rows] * steps).floor() + 1) / steps
         r = t - 1 / steps
-        m = t - 0.5 / steps
         short = 2 * steps > max(GRIDS)
         # Two half steps, with the context cached.
         x_t = per_row(1 - t) * change[rows] + per_row(t) * fresh[rows]
@@ -198,14 +196,18 @@ class AnyFlowBackbone(VideoBackbone):
         tokens = self.tokens(actions[rows], count[rows], proprio[rows])[0]
         cache = self._cache_context(context, noise[rows], tokens)
         current = context[:, -1]
-        first = self._velocity(cache, current, tokens, x_t, t, torch.where(short, t, m)).float()
-        x_m = x_t - per_row(t - m) * first
-        second = self._velocity(cache, current, tokens, x_m, m, torch.where(short, m, r)).float()
+        velocity = shortcut_target(
+            lambda x, t, d: self._velocity(cache, current, tokens, x, t, t - d).float(),
+            x_t,
+            t,
+            1 / steps,
+            short,
+        )
         # The target of the whole step.
         sample[rows] = x_t
         time[rows] = t
         until[rows] = r
-        goal[rows] = x_t - per_row(t) * (first + second) / 2
+        goal[rows] = x_t - per_row(t) * velocity
         return sample, time, until, goal
 
     def _cache_context(
