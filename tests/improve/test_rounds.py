@@ -246,7 +246,9 @@ def test_what_cannot_be_is_told_before_anything_moves(
 ) -> None:
     out = tmp_path / "out"
     for more, said in (
-        (("--robot", "fr4"), "no --robot 'fr4'"),
+        (("--robot", "fr4"), "no robot 'fr4'"),
+        (("--robot-file", "arm.yaml"), "--robot-file arm.yaml has no effect on the robot twin"),
+        (("--prompt", "lift it"), "--prompt lift it has no effect on the robot twin"),
         (("--helper", "mouse"), "no --helper 'mouse'"),
         (("--robot", "ros2"), "scripted reads the simulator's state"),
         (("--helper", "page"), "--helper is page"),

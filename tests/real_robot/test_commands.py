@@ -93,6 +93,9 @@ def test_dry_run_and_refusals(
     assert np.ptp([c["q"] for c in states], axis=0).max() > 1e-3
     for arguments, words in (
         (["--robot", "fr4"], "There is no robot 'fr4'"),
+        (["--robot-file", "arm.yaml"], "--robot-file arm.yaml has no effect on the robot twin"),
+        (["--address", "10.0.0.2"], "give --robot rosbridge or libfranka, or leave it out"),
+        (["--prompt", "lift it"], "--prompt lift it has no effect on the robot twin"),
         (["--mode", "rct"], "Did you mean 'rtc'"),
         (["--speed", "2"], "above 0 and at most 1"),
         (["--episodes", "0"], "at least 1"),
@@ -101,6 +104,32 @@ def test_dry_run_and_refusals(
     ):
         assert main(["deploy", str(saved), "--out", str(tmp_path), *arguments]) == 1
         assert words in " ".join(capsys.readouterr().err.split()), arguments
+
+
+def test_a_robots_file_is_read_before_the_policy_is(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No policy is served for minutes to find a typing error then; here there is none at all."""
+    typo = tmp_path / "arm.yaml"
+    typo.write_text("safty: {}\n")
+    for robot, file, words in (
+        ("ros2", tmp_path / "am.yaml", "There is no file"),
+        ("rosbridge", typo, "Did you mean 'safety'"),
+        ("libfranka", typo, "Did you mean 'safety'"),
+        ("lerobot", typo, "Did you mean 'safety'"),
+    ):
+        command = ["deploy", "no/run", "--robot", robot, "--robot-file", str(file)]
+        assert main([*command, "--out", str(tmp_path / "out")]) == 1
+        assert words in " ".join(capsys.readouterr().err.split()), robot
+
+
+def test_why_a_policy_cannot_be_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The reason alone, without what the server said of its steps before."""
+    missing = str(tmp_path / "run")
+    command = ["deploy", missing, "--robot", "rosbridge", "--out", str(tmp_path / "out")]
+    assert main(command) == 1
+    said = capsys.readouterr().err
+    assert "There is no checkpoint in" in said and "loading PyTorch" not in said
 
 
 def reflex_in(episode: int, monkeypatch: pytest.MonkeyPatch) -> None:

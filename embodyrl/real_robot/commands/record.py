@@ -11,9 +11,9 @@ from typing import Any
 from embodyrl.data.collect import shuffled_states
 from embodyrl.data.lerobot_write import require_free, require_recordable
 from embodyrl.env import EnvConfig
-from embodyrl.errors import UserError, did_you_mean
+from embodyrl.errors import UserError
 from embodyrl.real_robot.commands.signals import interrupt_is_estop
-from embodyrl.real_robot.connect_robot import ROBOTS, ConnectedRobot
+from embodyrl.real_robot.connect_robot import ConnectedRobot, check_robot
 from embodyrl.real_robot.control.actions import DeltaDecoder
 from embodyrl.real_robot.control.any_safety import Decoder, decoder_for
 from embodyrl.real_robot.control.episode import RobotEpisode
@@ -167,17 +167,15 @@ def record_demonstrations(
         UserError: a setting that cannot be, a robot that is not ready, or a disk that is too small.
     """
     # Refuse what cannot be, before anything is opened.
-    if robot not in ROBOTS:
-        raise UserError(f"There is no robot {robot!r}. {did_you_mean(robot, ROBOTS)}")
+    # The twin reads the file for a leader alone.
+    leads = teleop.startswith(("leader", LEROBOT))
+    file = "" if robot == "twin" and leads else robot_file
+    check_robot(robot, address=address, robot_file=file)
     for name, value, most in (("speed", speed, 1.0), ("seconds", seconds, 3600.0)):
         if not 0.0 < value <= most:
             raise UserError(f"--{name} is {value:g}; it must be above 0 and at most {most:g}.")
     if episodes < 1:
         raise UserError("--episodes must be at least 1.")
-    if robot == "twin" and robot_file and not teleop.startswith(("leader", LEROBOT)):
-        raise UserError(
-            "The twin needs no --robot-file, except for the leader arm of --teleop leader."
-        )
     require_free(out)
     with ExitStack() as opened:
         # 1. One process at a time, from the first look at the logs to the last byte.

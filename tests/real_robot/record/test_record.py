@@ -277,6 +277,8 @@ def test_a_full_disk_loses_the_running_episode_alone(tmp_path: Path) -> None:
         (["--task", "pick it up"], "The twin's scenes say their own"),
         (["--robot", "ros2"], "records for the env `robot`, not for mujoco"),
         (["--robot", "fr4"], "There is no robot 'fr4'"),
+        (["--robot-file", "arm.yaml"], "--robot-file arm.yaml has no effect on the robot twin"),
+        (["--address", "10.0.0.2"], "--address 10.0.0.2 has no effect on the robot twin"),
         (["--speed", "0"], "--speed is 0"),
         (["--seconds", "nan"], "--seconds is nan"),
         (["--episodes", "0"], "--episodes must be at least 1"),
