@@ -159,9 +159,7 @@ def _check_names(given: dict[str, Any]) -> None:
     # The twin reads the file for a leader alone.
     leads = given["robot"] == "twin" and helper.startswith(("leader", LEROBOT))
     file = "" if leads else given["robot_file"]
-    check_robot(
-        given["robot"], address=given["address"], robot_file=file, prompt=given["prompt"]
-    )
+    check_robot(given["robot"], address=given["address"], robot_file=file, prompt=given["prompt"])
 
 
 def _check(c: ImproveConfig) -> None:

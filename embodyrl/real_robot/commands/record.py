@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 from embodyrl.data.collect import shuffled_states
@@ -176,6 +177,7 @@ def record_demonstrations(
             raise UserError(f"--{name} is {value:g}; it must be above 0 and at most {most:g}.")
     if episodes < 1:
         raise UserError("--episodes must be at least 1.")
+    _require_more(out)
     require_free(out)
     with ExitStack() as opened:
         # 1. One process at a time, from the first look at the logs to the last byte.
@@ -211,6 +213,20 @@ def record_demonstrations(
         print(f"  Writing {out} ...", flush=True)
         written = export_logs(logs.folder, out, keep_failures=keep_failures, most=episodes)
     return {**written, "logs": str(logs.folder), "recorded": session.done, "stopped": False}
+
+
+def _require_more(out: str) -> None:
+    """Refuses a session that is over: its data set is there.
+
+    Raises:
+        UserError: saying how to record more.
+    """
+    logs = logs_folder(out)
+    if Path(out).exists() and logs.exists():
+        raise UserError(
+            f"{out} is written, from the episodes in {logs}. To record more, move {out} away and give "
+            "the same command with more --episodes; or choose another --out."
+        )
 
 
 def _require_checks(session: _Session) -> None:

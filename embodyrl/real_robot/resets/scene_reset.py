@@ -12,7 +12,7 @@ import numpy as np
 from embodyrl.errors import UserError
 from embodyrl.real_robot.connect_robot import ConnectedRobot
 from embodyrl.real_robot.control.actions import DeltaDecoder
-from embodyrl.real_robot.control.episode import EndedBy
+from embodyrl.real_robot.control.episode import BROKEN_OFF, EndedBy
 from embodyrl.real_robot.control.frozen_camera import FrozenCameraCheck
 from embodyrl.real_robot.control.operator import HOLDS, LOST, Operator
 from embodyrl.real_robot.control.safety import SafetyFilter
@@ -99,7 +99,8 @@ class SceneReset:
         driver = StepDriver(
             self.connected.robot, clock, guard, self.decoder(), not self.connected.simulated, log
         )
-        reason, again = "it was broken off", False
+        reason, again = BROKEN_OFF, False
+        by = EndedBy.POLICY
         try:
             driver.start()
             try:
@@ -113,13 +114,15 @@ class SceneReset:
             if driver.broken:
                 # Whatever stopped the arm has to be looked at.
                 reason, again = f"the arm stopped: {driver.broken}", False
+                by = EndedBy.POLICY if driver.hit_something else EndedBy.FAULT
         # The arm may not start from where it is, or a camera gives no pictures.
         except UserError as error:
             reason, again = str(error), False
+            by = EndedBy.FAULT
         finally:
             if log is not None:
                 ending = {"solved": not reason, "reason": reason or "the scene is back"}
-                log.put("/episode", clock.now(), ending | {"ended_by": str(EndedBy.POLICY)})
+                log.put("/episode", clock.now(), ending | {"ended_by": str(by)})
                 log.close()
         return reason, again
 

@@ -84,9 +84,9 @@ def test_what_a_scripted_person_demonstrates_is_what_collect_writes(
     # Recorded actions, replayed in the env, solve its task again.
     again = ["collect", *ENV, "--replay", str(data), "--perturb", "0", "--episodes", "2"]
     assert main([*again, "--out", str(tmp_path / "again")]) == 0
-    # A data set is not overwritten.
+    # A data set is not overwritten, and whoever wants more of it is told how.
     assert main([*SCRIPTED, "--episodes", "3", "--out", str(data)]) == 1
-    assert "exists already" in capsys.readouterr().err
+    assert "move" in (said := capsys.readouterr().err) and "with more --episodes" in said
 
 
 def test_a_session_that_is_killed_goes_on_and_loses_the_running_episode_alone(
