@@ -28,6 +28,7 @@ from embodyrl.real_robot.policy_link.client import PolicyClient
 from embodyrl.real_robot.ros.config import load_robot
 from embodyrl.real_robot.twin.mujoco_twin import BOX, MujocoTwin
 from embodyrl.storage import checkpoint
+from embodyrl.storage.folder_lock import locked
 
 ROOT = Path(__file__).parents[2]
 
@@ -169,6 +170,29 @@ def test_a_fault_is_no_failure_of_the_policy(
     said = capsys.readouterr().out
     told = "(0/1) (executing 2 of 5 actions); 1 of 2 was ended by a fault, not counted; logs in"
     assert told in said
+
+
+def test_no_log_of_an_earlier_run_is_written_over_or_mixed(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    command = ["deploy", str(saved), "--latency", "0.1", "--out", str(out)]
+    assert main([*command, "--episodes", "2"]) == 0
+    first = [(out / f"episode_000{k}.mcap").read_bytes() for k in (0, 1)]
+    capsys.readouterr()
+    for number in (0, 1):
+        assert main([*command, "--episodes", "1"]) == 0
+        assert f"are now in {out / f'earlier_{number}'}" in capsys.readouterr().out
+    # Of this run alone; all of the run before.
+    assert [file.name for file in sorted(out.glob("*.mcap"))] == ["episode_0000.mcap"]
+    earlier = out / "earlier_0"
+    assert [(earlier / f"episode_000{k}.mcap").read_bytes() for k in (0, 1)] == first
+    assert json.loads((earlier / "result.json").read_text())["episodes"] == 2
+    # Two at the same time would write into each other's logs.
+    with locked(out):
+        assert main([*command, "--episodes", "1"]) == 1
+    assert "Another process is writing into" in capsys.readouterr().err
+    assert not (out / "earlier_2").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -323,6 +347,8 @@ def test_preflight_is_red_where_it_should_be(saved: Path) -> None:
     assert "Outside" in red(safety=replace(safety, box_low=(0.6, 0.2, 0.1)))
     assert "not known to a robot" in red(metadata=policy.metadata | {"control_mode": "joints"})
     assert "cameras must be" in red(metadata=policy.metadata | {"cameras": {"front": [8, 8]}})
+    of_states = policy.metadata | {"proprio_dim": 99}
+    assert "numbers of proprio, and the policy was trained on 99" in red(metadata=of_states)
     assert "not the finite chunk" in red(infer=lambda o: {"actions": np.full((5, 4), np.nan)})
 
     def slow(observation: dict) -> dict:

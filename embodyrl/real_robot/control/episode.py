@@ -10,7 +10,6 @@ from typing import Any
 from embodyrl.real_robot.control.messages import Mode
 from embodyrl.real_robot.control.safety import Event
 
-
 BROKEN_OFF = "broken off"
 """Reason of an end that came from neither side: the program went on to something else."""
 

@@ -44,6 +44,7 @@ from embodyrl.real_robot.env.config import (
 )
 from embodyrl.real_robot.env.overdue import Overdue
 from embodyrl.real_robot.env.reflector_judge import ReflectorJudge
+from embodyrl.real_robot.logs.earlier_logs import next_number
 from embodyrl.real_robot.logs.mcap_log import RunLog
 from embodyrl.real_robot.operator.device_operator import open_operator
 from embodyrl.real_robot.policy_link.metadata import policy_facts
@@ -123,6 +124,8 @@ class RobotEnv(SteppedVecEnv):
         self._log: RunLog | None = None
         self._seen: dict[str, Any] | None = None
         self._episodes = 0
+        # An env that is opened again, such as that of an actor, goes on behind its logs.
+        self._first_log = next_number(config.log, "episode") if config.log else 0
         self._overdue = Overdue(config)
         self._releasing = False  # the person lets go at the end of the chunk
         # A simulated robot tells its own proprio, which may hold more.
@@ -236,7 +239,7 @@ class RobotEnv(SteppedVecEnv):
     def _ask_to_arrange(self, sentence: str) -> None:
         """Clears the scene for a person, who then arranges it."""
         if self._episodes:
-            go_home(self._connected, self._decoder(), self.config.home)
+            go_home(self._connected, self._decoder(), self.config.home, self._operator)
         self._ask(sentence)
 
     def _decoder(self) -> DeltaDecoder:
@@ -252,7 +255,7 @@ class RobotEnv(SteppedVecEnv):
         safety = connected.safety
         assert isinstance(safety, SafetyConfig)
         if config.log:
-            path = Path(config.log) / f"episode_{self._episodes:06d}.mcap"
+            path = Path(config.log) / f"episode_{self._first_log + self._episodes:06d}.mcap"
             settings = {"init": init, "config": asdict(config), "policy": policy_facts(self.spec)}
             settings |= {"back": self.between.state.back, "asked": self.between.state.asked}
             self._log = RunLog(path, settings, connected.clock.now(), safety.robot)

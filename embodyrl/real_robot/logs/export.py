@@ -56,8 +56,8 @@ def export_logs(
     Returns:
         Numbers of ``episodes``, ``solved`` ones among them, ``frames``, ``human_frames`` and
         ``recovery_frames`` that were written, and of episodes that were ``left_out``, of which
-        ``cut_short`` were ended by a fault or the stop; and ``doubts``, what a person should look at (``Doubt`` as plain data), which the data set keeps
-        in ``meta/doubtful.json``.
+        ``cut_short`` were ended by a fault or the stop; and ``doubts``, what a person should look at
+        (``Doubt`` as plain data), which the data set keeps in ``meta/doubtful.json``.
 
     Raises:
         UserError: no logs, logs without observations or of different policies, or ``out`` exists.

@@ -179,6 +179,17 @@ def test_what_cannot_be_exported_is_said(tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
+def test_an_env_that_is_opened_again_writes_behind_its_logs(tmp_path: Path) -> None:
+    """An actor that dies is started again: what it recorded is there."""
+    small = {"max_episode_steps": 1, "corrector": 0, "cameras": (), "renderer": "none"}
+    played(tmp_path, 2, **small)
+    before = {file.name: file.read_bytes() for file in tmp_path.glob("*.mcap")}
+    played(tmp_path, 1, **small)
+    after = {file.name: file.read_bytes() for file in tmp_path.glob("*.mcap")}
+    assert sorted(after) == [f"episode_00000{k}.mcap" for k in range(3)]
+    assert before.items() <= after.items()
+
+
 def test_what_a_fault_or_the_stop_cut_short_is_no_failure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
