@@ -16,6 +16,7 @@ from embodyrl.real_robot.control.clocks import Clock
 from embodyrl.real_robot.control.episode import event_lines
 from embodyrl.real_robot.control.frozen_camera import FrozenCameraCheck
 from embodyrl.real_robot.control.messages import Mode
+from embodyrl.real_robot.control.operator import Operator
 from embodyrl.real_robot.control.robot import NotReadyError, Robot
 from embodyrl.real_robot.control.safety import CONTACT_REASONS, Event, SafetyFilter
 from embodyrl.real_robot.control.ticker import AT_REST
