@@ -280,3 +280,18 @@ def _number(value: float) -> str:
 def _listed(names: Any) -> str:
     *first, last = names
     return f"{', '.join(first)} or {last}" if first else last
+
+
+def require_finite(options: Mapping[str, Any]) -> None:
+    """Refuses numbers of a command line that are none: "nan" and "inf" are floats to a parser.
+
+    Args:
+        options: name of each option -> its value.
+
+    Raises:
+        UserError: naming the option.
+    """
+    for name, value in options.items():
+        numbers = value if isinstance(value, (list, tuple)) else [value]
+        if any(isinstance(n, float) and not math.isfinite(n) for n in numbers):
+            raise UserError(f"--{name.replace('_', '-')} is {value}; it must be a finite number.")

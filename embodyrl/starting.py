@@ -58,6 +58,11 @@ def say(what: str) -> None:
     sys.stderr.flush()
 
 
+def is_step(line: str) -> bool:
+    """Whether a line on stderr is one of ``say``."""
+    return line.startswith("embodyrl: ") and line.endswith(" ...")
+
+
 def _watch(what: str, ended: int) -> None:
     """Beside a step, until it has ended: speaks, and looks for Ctrl-C.
 

@@ -167,7 +167,10 @@ def _data(a: argparse.Namespace) -> int:
             print(json.dumps(written))
         else:
             print_doubts(written["doubts"])
-            print(f"Wrote {written['episodes']} episodes to {a.out}.")
+            left = f" {written['left_out']} were left out" if written["left_out"] else ""
+            if written["cut_short"]:
+                left += f", of which {written['cut_short']} were cut short by a fault or the stop"
+            print(f"Wrote {written['episodes']} episodes to {a.out}.{left + '.' if left else ''}")
         return 0
     if a.what in ("from-hdf5", "from-rlds"):
         return _import(a)

@@ -89,10 +89,15 @@ def _fit(a: argparse.Namespace) -> int:
 def _print_fit(result: dict[str, Any]) -> None:
     from embodyrl.functional.intervals import format_rate
 
-    found = format_rate(result["detected"]["k"], result["detected"]["n"])
+    failures = result["detected"]["n"]
+    rate = format_rate(result["detected"]["k"], failures)
+    found = f"Failures of these data detected: {rate}." if failures else (
+        "These data have no failure, so nothing says how many it detects: `embodyrl detector test` "
+        "does, on others."
+    )  # fmt: skip
     print(
         f"Wrote {result['detector']}: {result['kind']}, fitted to {result['fitted']} successes, "
-        f"calibrated on {result['calibrated']} others. Failures of these data detected: {found}."
+        f"calibrated on {result['calibrated']} others. {found}"
     )
 
 

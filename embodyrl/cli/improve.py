@@ -79,7 +79,7 @@ def _improve(a: argparse.Namespace) -> int:
     from embodyrl.real_robot.cli import robot_commands
     from embodyrl.storage.paths import require_writable
 
-    robot_commands()  # says which package is missing
+    robot_commands().sigterm_is_ctrl_c()  # also while nothing moves; says which package is missing
     from embodyrl.improve.config import read_improve
     from embodyrl.improve.loop import run_rounds
 

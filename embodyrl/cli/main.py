@@ -28,6 +28,7 @@ from embodyrl.cli.verbs import JSON, Verb, print_as
 from embodyrl.cli.world import add_world
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.interrupt import INTERRUPTED
+from embodyrl.ranges import require_finite
 from embodyrl.real_robot.cli import add_robot_verbs
 from embodyrl.storage.cache_folders import choose_cache_folders
 from embodyrl.storage.paths import expand_paths, explain_os_error
@@ -116,7 +117,8 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UserError(
-            f"{message[:1].upper()}{message[1:]}. `{self.prog} --help` says how it is used."
+            f"{message[:1].upper()}{message[1:].rstrip('.')}. `{self.prog} --help` says how it is "
+            "used."
         )
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -149,6 +151,7 @@ def _parse(given: list[str]) -> argparse.Namespace:
             )
         else:
             arguments.parser.error(f"unexpected argument {item!r}")
+    require_finite(vars(arguments))
     expand_paths(arguments)
     return arguments
 

@@ -14,7 +14,7 @@ from embodyrl.improve.learn import METHODS, learner_config
 from embodyrl.improve.scripted_helper import HelperConfig
 from embodyrl.policies.chooser import ChooserConfig
 from embodyrl.ranges import Choice, Count, NotNegative, Range, Seed, check_config
-from embodyrl.real_robot.connect_robot import ROBOTS
+from embodyrl.real_robot.connect_robot import check_robot
 from embodyrl.real_robot.control.executor import MODES
 from embodyrl.real_robot.record.teleop import LEROBOT, TELEOPS
 from embodyrl.real_robot.resets.options import (
@@ -117,7 +117,7 @@ def read_improve(overrides: Sequence[str], **given: Any) -> ImproveConfig:
     Raises:
         UserError: something that cannot be, before anything moves.
     """
-    _check_names(given["robot"], given["helper"])
+    _check_names(given)
     sections = {"helper", *_ROBOT, *_LEARNER}
     # Each override belongs to one of them.
     for word in overrides:
@@ -147,16 +147,19 @@ def read_improve(overrides: Sequence[str], **given: Any) -> ImproveConfig:
     return config
 
 
-def _check_names(robot: str, helper: str) -> None:
-    """Refuses a robot or a helper that there is not.
+def _check_names(given: dict[str, Any]) -> None:
+    """Refuses a robot or a helper that there is not, and what the robot does not read.
 
     Raises:
         UserError: with the nearest name.
     """
-    if robot not in ROBOTS:
-        raise UserError(f"There is no --robot {robot!r}. {did_you_mean(robot, ROBOTS)}")
+    helper = given["helper"]
     if helper not in TELEOPS and not helper.startswith(("/", LEROBOT)):
         raise UserError(f"There is no --helper {helper!r}. {did_you_mean(helper, TELEOPS)}")
+    # The twin reads the file for a leader alone.
+    leads = given["robot"] == "twin" and helper.startswith(("leader", LEROBOT))
+    file = "" if leads else given["robot_file"]
+    check_robot(given["robot"], address=given["address"], robot_file=file, prompt=given["prompt"])
 
 
 def _check(c: ImproveConfig) -> None:

@@ -85,10 +85,12 @@ def play_stage(config: ImproveConfig, stage: Episodes) -> list[Row]:
     if not missing or _budget_spent(config, stage, rows):
         return rows
     split = ["env.split=train"] if stage.helped and config.robot == "twin" else []
+    # The twin has no file; a leader that helps on it has.
+    file = "" if config.robot == "twin" else config.robot_file
     with ExitStack() as opened:
         deployment = open_deployment(
             opened, stage.policy, [*split, *config.deployed], robot=config.robot,
-            address=config.address, robot_file=config.robot_file, prompt=config.prompt,
+            address=config.address, robot_file=file, prompt=config.prompt,
             mode=config.mode, latency=config.latency, speed=config.speed, seed=config.seed,
             detectors=[stage.detector] if stage.detector else [],
         )  # fmt: skip

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from embodyrl.errors import MissingDependencyError, UserError
+from embodyrl.ranges import require_finite
 from embodyrl.real_robot.resets.command_line import add_reset_options, given_resets
 from embodyrl.storage.paths import expand_paths, explain_os_error, require_writable
 
@@ -83,6 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_deploy_options(parser)
     try:
         arguments = parser.parse_args(argv)
+        require_finite(vars(arguments))
         expand_paths(arguments)
         return deploy(arguments)
     except UserError as error:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from embodyrl.errors import UserError
+from embodyrl.errors import UserError, did_you_mean
 from embodyrl.real_robot.control.actions import ActionSpace
 from embodyrl.real_robot.control.any_safety import Safety
 from embodyrl.real_robot.control.clocks import Clock, RealClock
@@ -16,6 +16,53 @@ from embodyrl.real_robot.control.robot import Robot
 
 ROBOTS = ("twin", "ros2", "rosbridge", "ros1", "libfranka", "lerobot")
 """What ``--robot`` and ``env.robot`` may be."""
+READ_BY: dict[str, tuple[str, ...]] = {
+    "address": ("rosbridge", "libfranka"),
+    "robot_file": ROBOTS[1:],
+    "prompt": ROBOTS[1:],
+}
+"""Setting of a robot -> the robots that read it."""
+
+
+def check_robot(robot: str, **settings: str) -> None:
+    """Refuses what cannot be, before anything is opened: a policy may take minutes to load.
+
+    Args:
+        robot: one of ``ROBOTS``.
+        settings: those of ``READ_BY``; empty ones are not given.
+
+    Raises:
+        UserError: no such robot, a setting that it does not read, or something wrong in its file.
+    """
+    if robot not in ROBOTS:
+        raise UserError(f"There is no robot {robot!r}. {did_you_mean(robot, ROBOTS)}")
+    for name, value in settings.items():
+        if value and robot not in READ_BY[name]:
+            raise UserError(
+                f"--{name.replace('_', '-')} {value} has no effect on the robot {robot}, so it is "
+                f"meant for another one: give --robot {' or '.join(READ_BY[name])}, or leave it out."
+            )
+    read_robot_file(robot, settings.get("robot_file", ""))
+
+
+def read_robot_file(robot: str, file: str) -> None:
+    """Reads a robot's file for what is wrong in it.
+
+    Raises:
+        UserError: see ``load_robot``, ``load_arm`` and ``load_lerobot``.
+    """
+    if robot == "libfranka":
+        from embodyrl.real_robot.libfranka.config import load_arm
+
+        load_arm(file)
+    elif robot == "lerobot":
+        from embodyrl.real_robot.lerobot_arm.config import load_lerobot
+
+        load_lerobot(file)
+    elif robot != "twin":
+        from embodyrl.real_robot.ros.config import load_robot
+
+        load_robot(file)
 
 
 @dataclass

@@ -50,7 +50,7 @@ WORDS = {
     "fit": "how a picture of another shape is changed",
     "state": "the parts of the state",
     "actions": "the kind of actions",
-    "scale": "what an action of 1 moves (scale)",
+    "scale": "what an action of 1 moves",
     "gripper": "the actions that close and open the gripper",
     "lag": "the frames by which actions stand late",
 }

@@ -201,6 +201,18 @@ def test_a_detector_is_read_as_it_was_written(signal, episodes, tmp_path: Path) 
         save_detector(detector, tmp_path / "other")
 
 
+def test_a_fit_without_failures_says_what_it_does_not_know(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from embodyrl.cli.detector import _print_fit
+
+    fitted = {"detector": "runs/d", "kind": "float", "fitted": 20, "calibrated": 20}
+    _print_fit({**fitted, "detected": {"k": 0, "n": 0}})
+    assert "These data have no failure" in capsys.readouterr().out
+    _print_fit({**fitted, "detected": {"k": 3, "n": 4}})
+    assert "Failures of these data detected: 75%" in capsys.readouterr().out
+
+
 def test_damaged_and_missing_detectors_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no detector"):
         load_detector(tmp_path)

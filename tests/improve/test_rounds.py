@@ -208,6 +208,29 @@ def test_ctrl_c_ends_it_with_130_and_at_most_an_episode_is_lost(
     assert len(list((tmp_path / "round_0" / "help.logs").glob("*.mcap"))) == 1
 
 
+def test_sigterm_between_two_episodes_ends_it_as_ctrl_c_does(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, begun = MujocoTwin.begin, []
+
+    def ends(*_: object) -> None:
+        raise AssertionError("SIGTERM would have killed the program, with the robot connected")
+
+    def begins(self: MujocoTwin, init: int) -> None:
+        begun.append(init)  # the first one is the check's
+        if len(begun) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        begin(self, init)
+
+    before = signal.signal(signal.SIGTERM, ends)
+    monkeypatch.setattr(MujocoTwin, "begin", begins)
+    try:
+        assert main(command(saved, tmp_path)) == 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert len(list((tmp_path / "round_0" / "help.logs").glob("*.mcap"))) == 1
+
+
 @pytest.mark.slow
 def test_killed_at_any_time_it_goes_on(saved: Path, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "embodyrl.cli", *command(saved, tmp_path)]
@@ -246,7 +269,9 @@ def test_what_cannot_be_is_told_before_anything_moves(
 ) -> None:
     out = tmp_path / "out"
     for more, said in (
-        (("--robot", "fr4"), "no --robot 'fr4'"),
+        (("--robot", "fr4"), "no robot 'fr4'"),
+        (("--robot-file", "arm.yaml"), "--robot-file arm.yaml has no effect on the robot twin"),
+        (("--prompt", "lift it"), "--prompt lift it has no effect on the robot twin"),
         (("--helper", "mouse"), "no --helper 'mouse'"),
         (("--robot", "ros2"), "scripted reads the simulator's state"),
         (("--helper", "page"), "--helper is page"),

@@ -28,6 +28,7 @@ from embodyrl.real_robot.policy_link.client import PolicyClient
 from embodyrl.real_robot.ros.config import load_robot
 from embodyrl.real_robot.twin.mujoco_twin import BOX, MujocoTwin
 from embodyrl.storage import checkpoint
+from embodyrl.storage.folder_lock import locked
 
 ROOT = Path(__file__).parents[2]
 
@@ -93,6 +94,9 @@ def test_dry_run_and_refusals(
     assert np.ptp([c["q"] for c in states], axis=0).max() > 1e-3
     for arguments, words in (
         (["--robot", "fr4"], "There is no robot 'fr4'"),
+        (["--robot-file", "arm.yaml"], "--robot-file arm.yaml has no effect on the robot twin"),
+        (["--address", "10.0.0.2"], "give --robot rosbridge or libfranka, or leave it out"),
+        (["--prompt", "lift it"], "--prompt lift it has no effect on the robot twin"),
         (["--mode", "rct"], "Did you mean 'rtc'"),
         (["--speed", "2"], "above 0 and at most 1"),
         (["--episodes", "0"], "at least 1"),
@@ -101,6 +105,32 @@ def test_dry_run_and_refusals(
     ):
         assert main(["deploy", str(saved), "--out", str(tmp_path), *arguments]) == 1
         assert words in " ".join(capsys.readouterr().err.split()), arguments
+
+
+def test_a_robots_file_is_read_before_the_policy_is(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No policy is served for minutes to find a typing error then; here there is none at all."""
+    typo = tmp_path / "arm.yaml"
+    typo.write_text("safty: {}\n")
+    for robot, file, words in (
+        ("ros2", tmp_path / "am.yaml", "There is no file"),
+        ("rosbridge", typo, "Did you mean 'safety'"),
+        ("libfranka", typo, "Did you mean 'safety'"),
+        ("lerobot", typo, "Did you mean 'safety'"),
+    ):
+        command = ["deploy", "no/run", "--robot", robot, "--robot-file", str(file)]
+        assert main([*command, "--out", str(tmp_path / "out")]) == 1
+        assert words in " ".join(capsys.readouterr().err.split()), robot
+
+
+def test_why_a_policy_cannot_be_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The reason alone, without what the server said of its steps before."""
+    missing = str(tmp_path / "run")
+    command = ["deploy", missing, "--robot", "rosbridge", "--out", str(tmp_path / "out")]
+    assert main(command) == 1
+    said = capsys.readouterr().err
+    assert "There is no checkpoint in" in said and "loading PyTorch" not in said
 
 
 def reflex_in(episode: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,6 +170,29 @@ def test_a_fault_is_no_failure_of_the_policy(
     said = capsys.readouterr().out
     told = "(0/1) (executing 2 of 5 actions); 1 of 2 was ended by a fault, not counted; logs in"
     assert told in said
+
+
+def test_no_log_of_an_earlier_run_is_written_over_or_mixed(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    command = ["deploy", str(saved), "--latency", "0.1", "--out", str(out)]
+    assert main([*command, "--episodes", "2"]) == 0
+    first = [(out / f"episode_000{k}.mcap").read_bytes() for k in (0, 1)]
+    capsys.readouterr()
+    for number in (0, 1):
+        assert main([*command, "--episodes", "1"]) == 0
+        assert f"are now in {out / f'earlier_{number}'}" in capsys.readouterr().out
+    # Of this run alone; all of the run before.
+    assert [file.name for file in sorted(out.glob("*.mcap"))] == ["episode_0000.mcap"]
+    earlier = out / "earlier_0"
+    assert [(earlier / f"episode_000{k}.mcap").read_bytes() for k in (0, 1)] == first
+    assert json.loads((earlier / "result.json").read_text())["episodes"] == 2
+    # Two at the same time would write into each other's logs.
+    with locked(out):
+        assert main([*command, "--episodes", "1"]) == 1
+    assert "Another process is writing into" in capsys.readouterr().err
+    assert not (out / "earlier_2").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -294,6 +347,8 @@ def test_preflight_is_red_where_it_should_be(saved: Path) -> None:
     assert "Outside" in red(safety=replace(safety, box_low=(0.6, 0.2, 0.1)))
     assert "not known to a robot" in red(metadata=policy.metadata | {"control_mode": "joints"})
     assert "cameras must be" in red(metadata=policy.metadata | {"cameras": {"front": [8, 8]}})
+    of_states = policy.metadata | {"proprio_dim": 99}
+    assert "numbers of proprio, and the policy was trained on 99" in red(metadata=of_states)
     assert "not the finite chunk" in red(infer=lambda o: {"actions": np.full((5, 4), np.nan)})
 
     def slow(observation: dict) -> dict:

@@ -16,6 +16,7 @@ from embodyrl.real_robot.control.clocks import PacedClock
 from embodyrl.real_robot.control.episode import EndedBy
 from embodyrl.real_robot.control.joint_safety import JointSafetyConfig
 from embodyrl.real_robot.control.messages import Mode
+from embodyrl.real_robot.logs.earlier_logs import set_aside
 from embodyrl.real_robot.logs.mcap_log import RunLog
 from embodyrl.real_robot.operator.device_operator import open_operator
 from embodyrl.real_robot.operator.watching import Watching
@@ -28,6 +29,7 @@ from embodyrl.real_robot.resets.options import (
     check_options,
 )
 from embodyrl.storage.atomic_files import write_json
+from embodyrl.storage.folder_lock import locked
 
 
 def deploy_checkpoint(
@@ -84,7 +86,8 @@ def deploy_checkpoint(
             page of several arms, see ``open_operator``; None for no page.
         hand: the device in their hand, see ``operator.devices.open_device``.
         record: also log what the policy sees, so that ``export.export_logs`` can make a data set.
-        out: folder of the logs and of ``result.json``.
+        out: folder of the logs and of ``result.json``; those of an earlier run are moved into a
+            folder below it (``earlier_logs.set_aside``).
         seed: of the policy's noise.
         detectors: folders of failure detectors; each asks for a person when it sees an episode fail.
         dream: lets a world model choose among the policy's proposals.
@@ -122,6 +125,8 @@ def deploy_checkpoint(
     results: list[dict[str, Any]] = []
     result: dict[str, Any] = {}
     with ExitStack() as opened:
+        # One process at a time writes there.
+        opened.enter_context(locked(Path(out)))
         # 1. Connect to the policy, the robot and the person.
         deployment = open_deployment(
             opened, path, overrides, robot=robot, address=address, robot_file=robot_file,
@@ -152,6 +157,8 @@ def deploy_checkpoint(
             opened, resets, ask, log=str(Path(out) / "resets"), record=record, operator=person,
             token=read_token(token_file), seed=seed,
         )  # fmt: skip
+        if earlier := set_aside(out):
+            print(f"  The logs of the run before are now in {earlier}.")
         # 3. Run the episodes.
         for init in range(episodes):
             between.prepare(init, f"Arrange the scene for episode {init + 1}, and go on.")

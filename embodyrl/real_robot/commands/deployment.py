@@ -8,13 +8,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from embodyrl.errors import UserError, did_you_mean
+from embodyrl.errors import UserError
 from embodyrl.policies.exported import is_policy_file
 from embodyrl.real_robot.commands.signals import interrupt_is_estop
 from embodyrl.real_robot.commands.tokens import read_token
 from embodyrl.real_robot.connect_robot import (
-    ROBOTS,
     ConnectedRobot,
+    check_robot,
     lerobot_robot,
     libfranka_robot,
     ros_robot,
@@ -183,6 +183,7 @@ def open_deployment(
         UserError: a setting that cannot be, or the policy does not fit the robot.
     """
     _check_arguments(path, robot, robot_file, speed)
+    check_robot(robot, address=address, robot_file=robot_file, prompt=prompt)
     of_policy = [o for o in overrides if o.startswith("policy.")]
     watched = [word for folder in detectors for word in ("--detector", folder)]
     given = [*watched[:1], *dream.words[:1], *guidance.words[:1], *of_policy]
@@ -223,8 +224,6 @@ def _check_arguments(path: str, robot: str, robot_file: str, speed: float) -> No
         raise UserError(
             f"--speed is {speed}; it is a share of the trained rate, above 0 and at most 1."
         )
-    if robot not in ROBOTS:
-        raise UserError(f"There is no robot {robot!r}. {did_you_mean(robot, ROBOTS)}")
     simulated = robot == "twin" or (robot == "libfranka" and not robot_file)
     if (path.startswith("ws://") or is_policy_file(path)) and simulated:
         what = "an exported file" if is_policy_file(path) else "a server"

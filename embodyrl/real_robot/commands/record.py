@@ -6,14 +6,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 from embodyrl.data.collect import shuffled_states
 from embodyrl.data.lerobot_write import require_free, require_recordable
 from embodyrl.env import EnvConfig
-from embodyrl.errors import UserError, did_you_mean
+from embodyrl.errors import UserError
 from embodyrl.real_robot.commands.signals import interrupt_is_estop
-from embodyrl.real_robot.connect_robot import ROBOTS, ConnectedRobot
+from embodyrl.real_robot.connect_robot import ConnectedRobot, check_robot
 from embodyrl.real_robot.control.actions import DeltaDecoder
 from embodyrl.real_robot.control.any_safety import Decoder, decoder_for
 from embodyrl.real_robot.control.episode import RobotEpisode
@@ -167,17 +168,16 @@ def record_demonstrations(
         UserError: a setting that cannot be, a robot that is not ready, or a disk that is too small.
     """
     # Refuse what cannot be, before anything is opened.
-    if robot not in ROBOTS:
-        raise UserError(f"There is no robot {robot!r}. {did_you_mean(robot, ROBOTS)}")
+    # The twin reads the file for a leader alone.
+    leads = teleop.startswith(("leader", LEROBOT))
+    file = "" if robot == "twin" and leads else robot_file
+    check_robot(robot, address=address, robot_file=file)
     for name, value, most in (("speed", speed, 1.0), ("seconds", seconds, 3600.0)):
         if not 0.0 < value <= most:
             raise UserError(f"--{name} is {value:g}; it must be above 0 and at most {most:g}.")
     if episodes < 1:
         raise UserError("--episodes must be at least 1.")
-    if robot == "twin" and robot_file and not teleop.startswith(("leader", LEROBOT)):
-        raise UserError(
-            "The twin needs no --robot-file, except for the leader arm of --teleop leader."
-        )
+    _require_more(out)
     require_free(out)
     with ExitStack() as opened:
         # 1. One process at a time, from the first look at the logs to the last byte.
@@ -213,6 +213,20 @@ def record_demonstrations(
         print(f"  Writing {out} ...", flush=True)
         written = export_logs(logs.folder, out, keep_failures=keep_failures, most=episodes)
     return {**written, "logs": str(logs.folder), "recorded": session.done, "stopped": False}
+
+
+def _require_more(out: str) -> None:
+    """Refuses a session that is over: its data set is there.
+
+    Raises:
+        UserError: saying how to record more.
+    """
+    logs = logs_folder(out)
+    if Path(out).exists() and logs.exists():
+        raise UserError(
+            f"{out} is written, from the episodes in {logs}. To record more, move {out} away and give "
+            "the same command with more --episodes; or choose another --out."
+        )
 
 
 def _require_checks(session: _Session) -> None:
@@ -297,7 +311,7 @@ def _record_one(session: _Session, init: int) -> tuple[RobotEpisode, int]:
         wait_for_rest(connected)
     decoder = _decoder(session)
     if not connected.arranges and logs.kept and isinstance(decoder, DeltaDecoder):
-        go_home(connected, decoder, session.home)
+        go_home(connected, decoder, session.home, recorder)
     connected.begin(init)
     if session.teleop.person:
         arrange = "" if connected.arranges else "Arrange the scene. "

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from embodyrl.real_robot.control.messages import Mode
 from embodyrl.real_robot.control.safety import Event
+
+BROKEN_OFF = "broken off"
+"""Reason of an end that came from neither side: the program went on to something else."""
 
 
 class EndedBy(StrEnum):
@@ -64,6 +68,20 @@ class RobotEpisode:
     human: int = 0
     help: Help = field(default_factory=Help)
     events: list[Event] = field(default_factory=list)
+
+
+def cut_short(ending: Mapping[str, Any] | None) -> bool:
+    """Whether an episode ended before it was known how it would have gone.
+
+    Args:
+        ending: how it ended, as its log says (``/episode``); None where the log has no end.
+    """
+    if ending is None:
+        return True
+    # Logs of an earlier version do not say who ended an episode.
+    by_fault = ending.get("ended_by") == EndedBy.FAULT
+    stopped = ending.get("mode") == Mode.ESTOP or ending["reason"] == BROKEN_OFF
+    return not ending["solved"] and (by_fault or stopped)
 
 
 def event_lines(events: Sequence[Event]) -> list[str]:

@@ -304,6 +304,14 @@ def _middle(safety: Safety, q: Array) -> Target | JointTarget:
 
 
 def _observation(observation: dict[str, Any], metadata: Mapping[str, Any]) -> str:
+    has = len(observation["proprio"])
+    if has != metadata["proprio_dim"]:
+        raise UserError(
+            f"The robot measures {has} numbers of proprio, and the policy was trained on "
+            f"{metadata['proprio_dim']}. A policy of states (env.cameras=[]) sees what a simulator "
+            "alone knows, such as where the objects are: train one that sees cameras. Else its "
+            "control mode is another one."
+        )
     check_observation(observation, metadata)
     dark = [name for name, image in observation["images"].items() if np.ptp(image) < 5]
     if dark:

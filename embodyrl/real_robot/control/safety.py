@@ -201,7 +201,10 @@ class SafetyFilter:
         """Checks what came in: keeps the newest good target, or changes the mode."""
         # 1. A person pressed stop.
         if self._estop_reason is not None:
-            self._enter(now, Mode.ESTOP, self._estop_reason)
+            # A second stop has its say: Ctrl-C after the page's stop ends the program.
+            self._enter(
+                now, Mode.ESTOP, self._estop_reason, force=self._estop_reason != self.reason
+            )
             self._estop_reason = None
         # 2. The ticker stalled, or its clock jumped.
         gap = now - self._last_tick

@@ -16,6 +16,7 @@ from embodyrl.real_robot.control.clocks import Clock
 from embodyrl.real_robot.control.episode import event_lines
 from embodyrl.real_robot.control.frozen_camera import FrozenCameraCheck
 from embodyrl.real_robot.control.messages import Mode
+from embodyrl.real_robot.control.operator import Operator
 from embodyrl.real_robot.control.robot import NotReadyError, Robot
 from embodyrl.real_robot.control.safety import CONTACT_REASONS, Event, SafetyFilter
 from embodyrl.real_robot.control.ticker import AT_REST
@@ -136,12 +137,15 @@ class StepDriver:
         while self._tick_due < stamp - 1e-9:
             self._tick()
 
-    def go_home(self, home: Sequence[float], is_open: bool = True) -> None:
+    def go_home(
+        self, home: Sequence[float], is_open: bool = True, person: Operator | None = None
+    ) -> None:
         """Moves the hand to ``home`` (3,) m, by actions like the policy's.
 
         Args:
             home: in the base's frame.
             is_open: whether the fingers are open on the way.
+            person: who may stop it; None where nobody is at a page.
         """
         space = self.decoder.space
         self.decoder.rotation = kinematics.DOWN
@@ -153,6 +157,16 @@ class StepDriver:
                 return
             action[:3] = np.clip(way, -0.5, 0.5)
             self.wait_until(self.act(action, logged=False))
+            if person is not None:
+                self._watch_home(person)
+
+    def _watch_home(self, person: Operator) -> None:
+        """Hears a person's stop on the way home, and shows them the arm."""
+        if "estop" in person.wishes():
+            self.guard.estop("a person pressed stop")
+        reason = self.broken or "the hand goes home"
+        shown = {"reason": reason, "can": ["estop"], "asks": ""}
+        person.show(self.status() | shown, self.robot.pictures())
 
     def stop(self, seconds: float = 2.0) -> None:
         """Brings the arm to rest within ``seconds`` and ends the thread."""

@@ -26,6 +26,7 @@ from embodyrl.real_robot.connect_robot import (
 from embodyrl.real_robot.control import kinematics
 from embodyrl.real_robot.control.actions import SPACES, DeltaDecoder, proprio_dim
 from embodyrl.real_robot.control.clocks import PacedClock
+from embodyrl.real_robot.control.episode import BROKEN_OFF, EndedBy
 from embodyrl.real_robot.control.frozen_camera import FrozenCameraCheck
 from embodyrl.real_robot.control.messages import Mode
 from embodyrl.real_robot.control.operator import HOLDS, LOST, WISHES, Operator
@@ -43,6 +44,7 @@ from embodyrl.real_robot.env.config import (
 )
 from embodyrl.real_robot.env.overdue import Overdue
 from embodyrl.real_robot.env.reflector_judge import ReflectorJudge
+from embodyrl.real_robot.logs.earlier_logs import next_number
 from embodyrl.real_robot.logs.mcap_log import RunLog
 from embodyrl.real_robot.operator.device_operator import open_operator
 from embodyrl.real_robot.policy_link.metadata import policy_facts
@@ -122,6 +124,8 @@ class RobotEnv(SteppedVecEnv):
         self._log: RunLog | None = None
         self._seen: dict[str, Any] | None = None
         self._episodes = 0
+        # An env that is opened again, such as that of an actor, goes on behind its logs.
+        self._first_log = next_number(config.log, "episode") if config.log else 0
         self._overdue = Overdue(config)
         self._releasing = False  # the person lets go at the end of the chunk
         # A simulated robot tells its own proprio, which may hold more.
@@ -235,7 +239,7 @@ class RobotEnv(SteppedVecEnv):
     def _ask_to_arrange(self, sentence: str) -> None:
         """Clears the scene for a person, who then arranges it."""
         if self._episodes:
-            go_home(self._connected, self._decoder(), self.config.home)
+            go_home(self._connected, self._decoder(), self.config.home, self._operator)
         self._ask(sentence)
 
     def _decoder(self) -> DeltaDecoder:
@@ -251,7 +255,7 @@ class RobotEnv(SteppedVecEnv):
         safety = connected.safety
         assert isinstance(safety, SafetyConfig)
         if config.log:
-            path = Path(config.log) / f"episode_{self._episodes:06d}.mcap"
+            path = Path(config.log) / f"episode_{self._first_log + self._episodes:06d}.mcap"
             settings = {"init": init, "config": asdict(config), "policy": policy_facts(self.spec)}
             settings |= {"back": self.between.state.back, "asked": self.between.state.asked}
             self._log = RunLog(path, settings, connected.clock.now(), safety.robot)
@@ -272,7 +276,9 @@ class RobotEnv(SteppedVecEnv):
             self._judge.begin()
         self._overdue.begin()
         self._releasing = False
-        self._outcome = {"solved": False, "reason": ""}
+        # What counts unless the episode comes to an end.
+        self._outcome = {"solved": False, "reason": BROKEN_OFF, "ended_by": str(EndedBy.PERSON)}
+        self._person_moved = False
         self._driver.start()
         # Where nothing puts the arm back, the hand would lean more from episode to episode: actions
         # of four dimensions cannot turn it.
@@ -288,6 +294,7 @@ class RobotEnv(SteppedVecEnv):
         broken = driver.broken if driver is not None else ""
         if self._log is not None:
             outcome = self._outcome | ({"reason": broken} if broken else {})
+            outcome |= {"mode": str(driver.guard.mode)} if driver is not None else {}
             self._log.put("/episode", self._connected.clock.now(), outcome)
             self._log.close()
             self._log = None
@@ -324,15 +331,27 @@ class RobotEnv(SteppedVecEnv):
                 driver.hold(f"stale: {error}")
                 fault = True
         over = solved or bool(label) or driver.hit_something
-        self._outcome = {"solved": solved, "reason": label or ("solved" if solved else "")}
-        if over or self.elapsed + 1 >= self.config.max_episode_steps:
+        self._person_moved |= person is not None
+        last = over or self.elapsed + 1 >= self.config.max_episode_steps
+        if last:
             self.between.state.ended = solved
+        if last or fault:
+            self._outcome = self._ending(driver, solved, label, fault)
         row = [torch.tensor([x], device=self.device) for x in (over, solved, fault)]
         tick = Tick(torch.tensor([reward], device=self.device), *row)
         if self._operator is not None:
             tick.human = torch.tensor([person is not None])
             tick.taken = torch.from_numpy(action)[None]
         return tick
+
+    def _ending(self, driver: StepDriver, solved: bool, label: str, fault: bool) -> dict[str, Any]:
+        """How the episode ends here, for its log."""
+        reason = f"a person said {label}" if label else "solved" if solved else "the time is up"
+        by = EndedBy.PERSON if self._person_moved else EndedBy.POLICY
+        if fault:
+            reason = reason if label else driver.guard.reason
+            by = EndedBy.PERSON if driver.guard.mode == Mode.ESTOP else EndedBy.FAULT
+        return {"solved": solved, "reason": reason, "ended_by": str(by)}
 
     def _person_action(self, person: Operator, driver: StepDriver) -> NDArray[np.float32]:
         """The person's action (A,); while they do not answer, the arm is held."""

@@ -8,11 +8,13 @@ from dataclasses import replace
 import numpy as np
 
 from embodyrl.errors import UserError
+from embodyrl.real_robot.commands.signals import interrupt_is_estop
 from embodyrl.real_robot.control.clocks import Clock
 from embodyrl.real_robot.control.input_checks import AT_REST
 from embodyrl.real_robot.control.joint_safety import JointSafetyConfig
 from embodyrl.real_robot.control.messages import JointTarget
 from embodyrl.real_robot.control.safety import SafetyFilter
+from embodyrl.real_robot.control.ticker import INTERRUPTED
 from embodyrl.real_robot.lerobot_arm.robot import LeRobotArm
 
 SLOW = 0.3
@@ -21,6 +23,10 @@ NEAR = 0.05
 """rad from home at which a motor that hangs under its load counts as there."""
 PATIENCE = 30.0
 """s that the way may take."""
+STANDS = 1e-6
+"""rad/s, velocity of the commands below which they are at rest."""
+GOES = "told to run"
+"""Reason of the filter's mode while nothing has stopped the arm."""
 
 
 class WayHome:
@@ -62,24 +68,43 @@ class WayHome:
         named = [home.get(motor.name, np.nan) for motor in space.motors] * space.unit
         stays = np.clip(state.q, space.low, space.high)
         goal = JointTarget(now, np.where(np.isnan(named), stays, named))
-        # 3. Move there, and wait until the arm is measured there, at rest.
-        end = now + PATIENCE
+        # 3. Move there, and wait until the arm is measured there, at rest. Ctrl-C brakes it first.
+        with interrupt_is_estop(guard):
+            self._move(guard, goal)
+        if guard.reason == INTERRUPTED:
+            raise KeyboardInterrupt
+
+    def _move(self, guard: SafetyFilter, goal: JointTarget) -> None:
+        """Moves to ``goal``; where something stops the arm, until the commands are at rest.
+
+        Raises:
+            UserError: something did, or the arm is not measured there in time.
+        """
+        end = self._clock.now() + PATIENCE
+        late = False
         while True:
             state = self._robot.state()
             now = self._clock.now()
             command = guard.tick(now, state, replace(goal, stamp=now))
             self._robot.send(command)
-            if guard.reason != "told to run":
-                raise UserError(f"The arm did not come home: {guard.reason}.")
+            stopped = guard.reason != GOES
+            if stopped and np.abs(command.dq).max() < STANDS:
+                break
             told = np.abs(command.q - goal.q).max() < 1e-3
-            if told and np.abs(state.q - goal.q).max() < NEAR and self._at_rest():
+            near = np.abs(state.q - goal.q).max() < NEAR
+            if not stopped and told and near and self._at_rest():
                 return
-            if now > end:
-                raise UserError(
-                    f"The arm did not come home within {PATIENCE:.0f} s. Is something in its way, "
-                    "or a motor too weak to hold safety.home?"
-                )
+            if now > end and not stopped:
+                late = True
+                guard.hold(now, "it took too long")
             self._clock.sleep_until(now + self._safety.tick)
+        if late:
+            raise UserError(
+                f"The arm did not come home within {PATIENCE:.0f} s. Is something in its way, or a "
+                "motor too weak to hold safety.home?"
+            )
+        if guard.reason != INTERRUPTED:
+            raise UserError(f"The arm did not come home: {guard.reason}.")
 
     def _at_rest(self) -> bool:
         return float(np.abs(self._robot.state().dq).max()) <= AT_REST

@@ -12,6 +12,7 @@ from embodyrl.data.doubts import Doubt, motion_doubts
 from embodyrl.data.lerobot_write import DatasetWriter, require_free
 from embodyrl.data.recording import Recording
 from embodyrl.errors import UserError
+from embodyrl.real_robot.control.episode import cut_short
 from embodyrl.real_robot.logs.log_doubts import log_doubts
 from embodyrl.real_robot.logs.mcap_log import CAMERA, DEPTH, logged_picture, read
 from embodyrl.real_robot.logs.split_turns import split_turns
@@ -45,7 +46,8 @@ def export_logs(
     Args:
         folder: of ``*.mcap`` files, from ``record``, ``deploy --record`` or ``env.record=true``.
         out: the data set's folder.
-        keep_failures: also keep the episodes that were not solved, with ``success`` False.
+        keep_failures: also keep the episodes that were not solved, with ``success`` False. Those of
+            a policy that a fault or the stop cut short are no failures, and are left out.
         most: number of episodes to keep, the first ones; None for all.
         turns: make an episode of each turn of the policy and of the person (``split_turns``).
         resets: take the logs of resets (``resets.scene_reset``), and leave out all others; else the
@@ -53,9 +55,9 @@ def export_logs(
 
     Returns:
         Numbers of ``episodes``, ``solved`` ones among them, ``frames``, ``human_frames`` and
-        ``recovery_frames`` that were written, and of episodes that were ``left_out``; and
-        ``doubts``, what a person should look at (``Doubt`` as plain data), which the data set keeps
-        in ``meta/doubtful.json``.
+        ``recovery_frames`` that were written, and of episodes that were ``left_out``, of which
+        ``cut_short`` were ended by a fault or the stop; and ``doubts``, what a person should look at
+        (``Doubt`` as plain data), which the data set keeps in ``meta/doubtful.json``.
 
     Raises:
         UserError: no logs, logs without observations or of different policies, or ``out`` exists.
@@ -73,7 +75,8 @@ def export_logs(
     others = 0  # logs of another kind than was asked for
     doubts: list[Doubt] = []
     states: dict[int, np.ndarray] = {}  # of each episode
-    numbers = ("episodes", "solved", "frames", "human_frames", "recovery_frames", "left_out")
+    numbers = ("episodes", "solved", "frames", "human_frames", "recovery_frames")
+    numbers += ("left_out", "cut_short")
     written = dict.fromkeys(numbers, 0)
     try:
         for file in files:
@@ -98,8 +101,13 @@ def export_logs(
             # Keep the episodes that were solved, or all.
             recording = recorded(messages, file)
             parts = [] if recording is None else [recording]
+            ending = messages["/episode"][-1] if messages["/episode"] else None
+            # Turns know by themselves what says something of the policy.
+            if not turns and "teleop" not in settings and cut_short(ending):
+                parts = []
+                written["cut_short"] += 1
             if turns and recording is not None:
-                parts = split_turns(recording, str(messages["/episode"][-1].get("ended_by", "")))
+                parts = split_turns(recording, str((ending or {}).get("ended_by", "")))
             parts = [part for part in parts if part.success or keep_failures]
             if not parts:
                 written["left_out"] += 1
@@ -137,10 +145,10 @@ def export_logs(
             f"{'episodes: leave out --resets.' if resets else 'resets: give --resets to take them.'}"
         )
     if writer is None:
-        raise UserError(
-            f"None of the {len(files)} episodes in {folder} was solved. Keep them all: "
-            "--keep-failures."
-        )
+        cut = f", and {written['cut_short']} were cut short by a fault or the stop, which says nothing"
+        why = cut if written["cut_short"] else ""
+        remedy = "" if keep_failures else " Keep those that failed: --keep-failures."
+        raise UserError(f"None of the {len(files)} episodes in {folder} was solved{why}.{remedy}")
     # What a person should look at is a file of the data set.
     assert facts is not None
     doubts += motion_doubts(states, facts["control_hz"])

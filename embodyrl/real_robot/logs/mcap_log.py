@@ -289,7 +289,7 @@ def read(path: str | Path) -> dict[str, list[dict[str, Any]]]:
     except Exception as error:  # the reader of damaged bytes raises many kinds
         raise UserError(
             f"{path} is no whole log ({type(error).__name__}: {str(error)[:200]}). If its program "
-            f"was killed, try: mcap recover {path} -o FILE"
+            f"was killed, take the log out of the folder, or try: mcap recover {path} -o FILE"
         ) from error
     if not found["/run"]:
         raise UserError(f"{path} is no log of a run: it has no /run.")

@@ -13,6 +13,8 @@ import queue
 import secrets
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -152,6 +154,8 @@ class OperatorPage:
         self._shown: tuple[int, dict[str, Any], dict[str, NDArray[np.uint8]]] = (0, {}, {})
         self._shown_at = time.monotonic()
         self._news = threading.Condition()
+        self._open = 0  # browsers that show the page
+        self._called = ""  # what the terminal says that a person is asked for
         self._server = listen(
             self._talk,
             "127.0.0.1",
@@ -187,6 +191,15 @@ class OperatorPage:
             self._shown = (self._shown[0] + 1, status, images)
             self._shown_at = time.monotonic()
             self._news.notify_all()
+        self._call(status.get("asks", ""))
+
+    def _call(self, asks: str) -> None:
+        """Says in the terminal what a person is asked for, while nobody has the page open."""
+        asks = "" if self._open else asks
+        if asks and asks != self._called:
+            said = f"the arm waits for a person: {asks.rstrip('.')}"
+            print(f"  Nobody has the page open, and {said}. Open {self.address}", flush=True)
+        self._called = asks
 
     def ask(self, sentence: str) -> None:
         """Shows what a person must do, and waits until they press run."""
@@ -221,12 +234,24 @@ class OperatorPage:
             threading.Thread(
                 target=self._send, args=(connection,), name="operator page", daemon=True
             ).start()
-            while True:
-                self._hear(parse_json(connection.recv(), MAX_MESSAGE))
+            with self._counted():
+                while True:
+                    self._hear(parse_json(connection.recv(), MAX_MESSAGE))
         except (ConnectionClosed, TimeoutError):
             pass
         except MessageError as error:
             connection.close(4002, str(error)[:100])
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """While a browser shows the page."""
+        with self._news:
+            self._open += 1
+        try:
+            yield
+        finally:
+            with self._news:
+                self._open -= 1
 
     def _hear(self, message: dict[str, Any]) -> None:
         """Takes in a wish, or the keys that are held.

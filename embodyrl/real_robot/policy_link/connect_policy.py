@@ -109,7 +109,11 @@ def _address_of(process: subprocess.Popen[bytes], output: Path, path: str, patie
     end = time.monotonic() + patience
     while not (found := re.search(r"ws://(\S+)", output.read_text())):
         if process.poll() is not None or time.monotonic() > end:
-            said = output.read_text().strip()[-2000:]
+            from embodyrl.starting import is_step  # a robot's computer has not this module
+
+            # What it said of its own steps is not the reason.
+            lines = output.read_text().strip().splitlines()
+            said = "\n".join(line for line in lines if not is_step(line))[-2000:]
             raise UserError(f"The policy of {path} cannot be served. {said}")
         time.sleep(0.05)
     return found[1]

@@ -9,6 +9,7 @@ import numpy as np
 from embodyrl.real_robot.connect_robot import ConnectedRobot
 from embodyrl.real_robot.control.actions import DeltaDecoder
 from embodyrl.real_robot.control.input_checks import AT_REST
+from embodyrl.real_robot.control.operator import Operator
 from embodyrl.real_robot.control.safety import SafetyFilter
 from embodyrl.real_robot.control.step_driver import StepDriver
 
@@ -26,7 +27,10 @@ def wait_for_rest(connected: ConnectedRobot) -> None:
 
 
 def go_home(
-    connected: ConnectedRobot, decoder: DeltaDecoder, home: tuple[float, float, float]
+    connected: ConnectedRobot,
+    decoder: DeltaDecoder,
+    home: tuple[float, float, float],
+    person: Operator | None = None,
 ) -> None:
     """Moves the hand to ``home`` (3,) m, with the commands of the safety filter.
 
@@ -34,6 +38,7 @@ def go_home(
         connected: at rest.
         decoder: of actions, fresh.
         home: in the base's frame.
+        person: who may stop it; None where nobody is at a page.
 
     Raises:
         UserError: the arm may not start from where it is.
@@ -42,7 +47,7 @@ def go_home(
     driver = StepDriver(connected.robot, connected.clock, guard, decoder, not connected.simulated)
     driver.start()
     try:
-        driver.go_home(home)
+        driver.go_home(home, person=person)
     finally:
         driver.stop()
     if driver.broken:

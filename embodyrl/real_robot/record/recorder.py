@@ -98,8 +98,10 @@ class Recorder(Operator):
         said = self._refused or self._teleop.problem()
         # What is wrong with the person's device says more than that its targets are stale.
         shown = {**status, "reason": said} if said else status
-        # Of what the control loop knows, the person needs the time.
-        self._show(shown, tuple(SAYS), status["numbers"]["time"], images)
+        # Of what the control loop knows, the person needs the time. Between two episodes there is none.
+        between = "time" not in status["numbers"]
+        can = tuple(status["can"]) if between else tuple(SAYS)
+        self._show(shown, can, status["numbers"].get("time", ""), images)
 
     def _heard(self) -> list[str]:
         """What the person asked for, as far as a session offers it."""

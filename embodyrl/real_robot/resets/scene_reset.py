@@ -12,11 +12,12 @@ import numpy as np
 from embodyrl.errors import UserError
 from embodyrl.real_robot.connect_robot import ConnectedRobot
 from embodyrl.real_robot.control.actions import DeltaDecoder
-from embodyrl.real_robot.control.episode import EndedBy
+from embodyrl.real_robot.control.episode import BROKEN_OFF, EndedBy
 from embodyrl.real_robot.control.frozen_camera import FrozenCameraCheck
 from embodyrl.real_robot.control.operator import HOLDS, LOST, Operator
 from embodyrl.real_robot.control.safety import SafetyFilter
 from embodyrl.real_robot.control.step_driver import StepDriver, patient_look
+from embodyrl.real_robot.logs.earlier_logs import next_number
 from embodyrl.real_robot.logs.mcap_log import RunLog
 from embodyrl.real_robot.resets.judges import Judge
 from embodyrl.real_robot.resets.ways import Way
@@ -74,6 +75,10 @@ class SceneReset:
     record: bool = False
     operator: Operator | None = None
 
+    def __post_init__(self) -> None:
+        # Behind the logs of an earlier run.
+        self._first_log = next_number(self.log, "reset") if self.log else 0
+
     def __call__(self, number: int) -> ResetResult:
         """Tries until the scene is back, or the tries are used up.
 
@@ -99,7 +104,8 @@ class SceneReset:
         driver = StepDriver(
             self.connected.robot, clock, guard, self.decoder(), not self.connected.simulated, log
         )
-        reason, again = "it was broken off", False
+        reason, again = BROKEN_OFF, False
+        by = EndedBy.POLICY
         try:
             driver.start()
             try:
@@ -107,19 +113,21 @@ class SceneReset:
                 # The scene is back: out of the way, with what the hand holds.
                 if not reason:
                     is_open = self.way.lets_go or driver.decoder.width > 0.0
-                    driver.go_home(self.home, is_open)
+                    driver.go_home(self.home, is_open, self.operator)
             finally:
                 driver.stop()
             if driver.broken:
                 # Whatever stopped the arm has to be looked at.
                 reason, again = f"the arm stopped: {driver.broken}", False
+                by = EndedBy.POLICY if driver.hit_something else EndedBy.FAULT
         # The arm may not start from where it is, or a camera gives no pictures.
         except UserError as error:
             reason, again = str(error), False
+            by = EndedBy.FAULT
         finally:
             if log is not None:
                 ending = {"solved": not reason, "reason": reason or "the scene is back"}
-                log.put("/episode", clock.now(), ending | {"ended_by": str(EndedBy.POLICY)})
+                log.put("/episode", clock.now(), ending | {"ended_by": str(by)})
                 log.close()
         return reason, again
 
@@ -178,7 +186,7 @@ class SceneReset:
         """The log of a try, marked as that of a reset."""
         if not self.log:
             return None
-        path = Path(self.log) / f"reset_{number:06d}_{tried}.mcap"
+        path = Path(self.log) / f"reset_{self._first_log + number:06d}_{tried}.mcap"
         marked = {"reset": {"by": self.way.name, "try": tried}}
         safety = self.connected.safety
         described = {**self.described, **marked, "init": number, "safety": asdict(safety)}

@@ -21,7 +21,7 @@ from embodyrl.real_robot.control.joint_tracking import Stopper
 from embodyrl.real_robot.control.messages import Command, Mode, RobotState
 from embodyrl.real_robot.control.safety import SafetyFilter
 from embodyrl.real_robot.control.safety_config import SafetyConfig
-from embodyrl.real_robot.control.ticker import drive
+from embodyrl.real_robot.control.ticker import INTERRUPTED, drive
 from embodyrl.real_robot.logs.mcap_log import RunLog, read
 from embodyrl.real_robot.policy_link.client import PolicyClient
 from embodyrl.real_robot.policy_link.real_time_chunking import rtc_weights, sample_guided
@@ -346,6 +346,28 @@ def test_a_label_counts_and_a_persons_own_way_does_not(
     episode = trial.run(operator=Person(twin, plan))
     assert (episode.ended_by, episode.solved) == (by, solved), episode
     assert trial.messages["/episode"][-1]["ended_by"] == by
+
+
+@pytest.mark.parametrize("first", ["estop", "reflex"])
+def test_ctrl_c_ends_the_program_also_after_a_stop_or_a_fault(
+    twin: MujocoTwin, tmp_path: Path, first: str
+) -> None:
+    trial = Trial(twin, tmp_path)
+    trial.policy = forwards
+
+    class Stopped(Person):
+        def show(self, status: dict[str, Any], images: dict[str, Any]) -> None:
+            super().show(status, images)
+            if first == "reflex" and twin.now() > 1.5:
+                twin.reflex = "cartesian_reflex"
+            if twin.now() > 2.5:
+                trial.guard.estop(INTERRUPTED)  # as the signal's handler does
+
+    person = Stopped(twin, {9.0: "failure"} | ({1.5: "estop"} if first == "estop" else {}))
+    episode = trial.run(operator=person)
+    twin.reflex = ""
+    assert (episode.mode, episode.reason) == (Mode.ESTOP, INTERRUPTED), episode
+    assert episode.ended_by == "person" and twin.now() < 3.0
 
 
 def test_an_answer_that_comes_after_a_takeover_is_not_obeyed(

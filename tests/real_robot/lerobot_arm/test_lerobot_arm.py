@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +180,40 @@ def test_it_goes_home_between_episodes_but_not_before_the_check(connected: Conne
     assert np.abs(connected.robot.state().q - away).max() < 0.06
     connected.begin(0)
     assert np.abs(connected.robot.state().q).max() < 0.06
+
+
+@pytest.mark.parametrize("what", ["Ctrl-C", "a fault"])
+def test_what_stops_it_on_the_way_home_brakes_it_first(
+    connected: ConnectedRobot, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """The last command is at rest, so nothing lets go of a moving arm."""
+    drive_to(connected, np.array([0.4, -0.3, 0.2, 0.0, 0.0, 0.5]))
+    until(lambda: np.abs(connected.robot.state().dq).max() < 0.05)
+    connected.begin(0)
+    robot = connected.robot
+    send, state, told = robot.send, robot.state, []
+
+    def sends(command: Any) -> None:
+        told.append(np.abs(command.dq).max())
+        if what == "Ctrl-C" and len(told) == 30:
+            os.kill(os.getpid(), signal.SIGINT)
+        send(command)
+
+    def states() -> Any:
+        now = state()
+        return (
+            replace(now, trouble="a motor is hot") if what != "Ctrl-C" and len(told) > 30 else now
+        )
+
+    monkeypatch.setattr(robot, "send", sends)
+    monkeypatch.setattr(robot, "state", states)
+    error, words = (KeyboardInterrupt, "") if what == "Ctrl-C" else (UserError, "a motor is hot")
+    with pytest.raises(error, match=words):
+        connected.begin(0)
+    assert max(told) > 0.05 and told[-1] < 1e-6
+    # It stands where it was braked, and not at home.
+    monkeypatch.undo()
+    assert np.abs(robot.state().q).max() > 0.06
 
 
 def test_an_arm_that_is_gone_does_not_come_home(arm: SimArm, connected: ConnectedRobot) -> None:

@@ -179,6 +179,55 @@ def test_what_cannot_be_exported_is_said(tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
+def test_an_env_that_is_opened_again_writes_behind_its_logs(tmp_path: Path) -> None:
+    """An actor that dies is started again: what it recorded is there."""
+    small = {"max_episode_steps": 1, "corrector": 0, "cameras": (), "renderer": "none"}
+    played(tmp_path, 2, **small)
+    before = {file.name: file.read_bytes() for file in tmp_path.glob("*.mcap")}
+    played(tmp_path, 1, **small)
+    after = {file.name: file.read_bytes() for file in tmp_path.glob("*.mcap")}
+    assert sorted(after) == [f"episode_00000{k}.mcap" for k in range(3)]
+    assert before.items() <= after.items()
+
+
+def test_what_a_fault_or_the_stop_cut_short_is_no_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reflex, Ctrl-C, an episode that the program left: nobody knows how they would have gone."""
+    logs, data = tmp_path / "logs", tmp_path / "data"
+    env = RobotEnv(
+        RobotConfig(**SETTINGS | {"log": str(logs), "record": True, "max_episode_steps": 5})  # type: ignore[arg-type]
+    )
+    still = torch.zeros(1, 5, 4)
+    env.reset(init=[0])
+    env.step(still)  # its time is up: a failure
+    env.reset(init=[1])
+    env.step(still[:, :2])
+    env.reset(init=[2])  # the one before was left in the middle
+    with monkeypatch.context() as patch:
+        patch.setattr(env._connected.robot, "reflex", "cartesian_reflex")
+        env.step(still)
+    env.reset(init=[3])
+    env.step(still[:, :2])
+    assert env._driver is not None
+    env._driver.guard.estop("a person pressed stop")
+    env.step(still[:, :2])
+    env.close()
+    endings = [read(file)["/episode"][-1] for file in sorted(logs.glob("*.mcap"))]
+    assert [e["ended_by"] for e in endings] == ["policy", "person", "fault", "person"], endings
+    assert endings[1]["reason"] == "broken off" and endings[3]["mode"] == "estop"
+
+    command = ["data", "from-logs", str(logs), "--keep-failures", "--out", str(data)]
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert "Wrote 1 episodes" in said and "3 were cut short by a fault or the stop" in said
+    # Where nothing else is left, the message says so.
+    (logs / "episode_000000.mcap").unlink()
+    assert main([*command[:-1], str(tmp_path / "none")]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "3 were cut short" in said and "--keep-failures" not in said
+
+
 def test_episodes_of_one_action_and_odd_pictures_are_exported(tmp_path: Path) -> None:
     played(tmp_path / "logs", 3, max_episode_steps=1, corrector=0, image_size=33)
     written = export_logs(tmp_path / "logs", tmp_path / "data", keep_failures=True)

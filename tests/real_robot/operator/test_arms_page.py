@@ -407,6 +407,17 @@ class Arm:
         self.twin.close()
 
 
+def test_a_page_without_an_arm_says_how_one_joins(page: ArmsPage, chromium: Any) -> None:
+    context = chromium.new_context(viewport={"width": 390, "height": 844})
+    context.set_default_timeout(120e3)
+    tab = context.new_page()
+    tab.goto(page.address)
+    where = f"--operator ws://127.0.0.1:{page.port}/NAME"
+    tab.wait_for_function(f"document.querySelector('#reason').textContent.includes({where!r})")
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+    context.close()
+
+
 def test_a_person_helps_one_arm_while_the_others_go_on(page: ArmsPage, chromium: Any) -> None:
     names = os.environ.get("EMBODYRL_ARMS", "left,right").split(",")
     arms = {name: Arm(page, name, k, 2.0 if k == 1 else np.inf) for k, name in enumerate(names)}

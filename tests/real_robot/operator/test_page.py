@@ -17,7 +17,7 @@ from websockets.sync.client import connect
 
 from embodyrl.real_robot.control import kinematics
 from embodyrl.real_robot.control.actions import SPACES, DeltaDecoder
-from embodyrl.real_robot.control.clocks import PacedClock
+from embodyrl.real_robot.control.clocks import PacedClock, RealClock
 from embodyrl.real_robot.control.episode import RobotEpisode
 from embodyrl.real_robot.control.executor import Executor, ExecutorConfig
 from embodyrl.real_robot.control.inference import ThreadInference
@@ -192,6 +192,36 @@ def test_cameras_takeover_and_a_label(scene: Scene) -> None:
         and "hold -> run" in texts
         and "human -> hold: a person let go" in texts
     )
+
+
+def test_a_page_that_nobody_opens_calls_in_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = OperatorPage(RealClock())
+    own: Any = f"http://127.0.0.1:{page.port}"
+    status = {"mode": "fault", "reason": "reflex: x", "asks": "reflex: x", "events": []}
+    try:
+        # Once for what it asks, and not for a state that asks for nobody.
+        for asks in ("", "reflex: x", "reflex: x", ""):
+            page.show({**status, "asks": asks}, {})
+        said = capsys.readouterr().out
+        assert said.count("Nobody has the page open") == 1
+        assert f"the arm waits for a person: reflex: x. Open {page.address}" in said
+        # Who has it open sees it there.
+        with connect(f"ws://127.0.0.1:{page.port}/socket", origin=own) as link:
+            link.send(page.address.split("#")[1])
+            page.show({**status, "asks": ""}, {})
+            link.recv(timeout=30)
+            page.show(status, {})
+            assert capsys.readouterr().out == ""
+        end = time.monotonic() + 30
+        while not (said := capsys.readouterr().out) and time.monotonic() < end:
+            page.show(status, {})
+            page.show({**status, "asks": ""}, {})
+            time.sleep(0.02)
+        assert "Nobody has the page open" in said
+    finally:
+        page.close()
 
 
 def test_stop_is_left_only_by_who_has_looked(scene: Scene) -> None:

@@ -84,9 +84,9 @@ def test_what_a_scripted_person_demonstrates_is_what_collect_writes(
     # Recorded actions, replayed in the env, solve its task again.
     again = ["collect", *ENV, "--replay", str(data), "--perturb", "0", "--episodes", "2"]
     assert main([*again, "--out", str(tmp_path / "again")]) == 0
-    # A data set is not overwritten.
+    # A data set is not overwritten, and whoever wants more of it is told how.
     assert main([*SCRIPTED, "--episodes", "3", "--out", str(data)]) == 1
-    assert "exists already" in capsys.readouterr().err
+    assert "move" in (said := capsys.readouterr().err) and "with more --episodes" in said
 
 
 def test_a_session_that_is_killed_goes_on_and_loses_the_running_episode_alone(
@@ -277,6 +277,8 @@ def test_a_full_disk_loses_the_running_episode_alone(tmp_path: Path) -> None:
         (["--task", "pick it up"], "The twin's scenes say their own"),
         (["--robot", "ros2"], "records for the env `robot`, not for mujoco"),
         (["--robot", "fr4"], "There is no robot 'fr4'"),
+        (["--robot-file", "arm.yaml"], "--robot-file arm.yaml has no effect on the robot twin"),
+        (["--address", "10.0.0.2"], "--address 10.0.0.2 has no effect on the robot twin"),
         (["--speed", "0"], "--speed is 0"),
         (["--seconds", "nan"], "--seconds is nan"),
         (["--episodes", "0"], "--episodes must be at least 1"),

@@ -136,6 +136,37 @@ def as_a_reset(env: RobotEnv, tries: int = 2) -> SceneReset:
     return SceneReset(connected, way, env._decoder, judge, home, 30.0, tries)
 
 
+class AtThePage:
+    """A person who presses stop when they have been shown an arm for a while."""
+
+    def __init__(self, after: int) -> None:
+        self.after, self.shown = after, []
+
+    def wishes(self) -> list[str]:
+        return ["estop"] if len(self.shown) == self.after else []
+
+    def show(self, status: dict[str, Any], images: Any) -> None:
+        self.shown.append(status)
+
+
+def test_the_page_stops_an_arm_that_goes_home(capsys: pytest.CaptureFixture[str]) -> None:
+    from embodyrl.real_robot.control import kinematics
+    from embodyrl.real_robot.record.clear_scene import go_home
+
+    env = RobotEnv(RobotConfig(**STATES))
+    env.reset(init=[0])
+    env._end_episode()
+    far, person = (0.6, 0.2, 0.35), AtThePage(after=3)
+    go_home(env._connected, env._decoder(), far, person)  # type: ignore[arg-type]
+    said = [(status["reason"], status["can"]) for status in person.shown]
+    assert said[0] == ("the hand goes home", ["estop"])
+    assert said[-1] == ("a person pressed stop", ["estop"]) and len(said) <= 6
+    assert "did not come home: a person pressed stop" in capsys.readouterr().out
+    state = env._connected.robot.state()
+    assert np.abs(np.subtract(kinematics.tip(state.q.tolist()), far)).max() > 0.05
+    env.close()
+
+
 def test_it_is_over_as_soon_as_the_scene_is_back(saved: Path) -> None:
     env = RobotEnv(RobotConfig(**STATES, reset=str(saved), home=(0.44, 0.0, 0.17)))
     env.between._reset = as_a_reset(env)
