@@ -2,10 +2,11 @@
 
     halves      of the episodes, alike in outcome, data set, task and who acted
     judges      critics of each half, asked about the other, whose returns G they have not seen
-    tell        the slope b of G - V(s) on Q(s, a) - V(s), and the AUROC of V(s) for the outcome
+    tell        the slope b of G on Q(s, a) where V(s) is held, and the AUROC of V(s) for the outcome
     estimate    value after - before = b E[sum_t gamma^t (Q(s_t, choice) - V(s_t))]
 
-V(s) is the mean of Q over what the policy proposed before the step. The slope says how much of an
+V(s) is the mean of Q over what the policy proposed before the step, some for each of its two places:
+an error of V that stands on both sides would look like a slope. The slope says how much of an
 advantage that critics promise is really earned: 1 if they are right, 0 if they know their episodes
 by heart. So b corrects for the choice of what is overestimated. The estimate is the first order of
 the performance difference (Kakade and Langford, ICML 2002): its states are those of the data. The
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from embodyrl.algorithms.episode_buffer import EpisodeBuffer
 from embodyrl.algorithms.optim import GuardedAdam
+from embodyrl.data.mixture import sources
 from embodyrl.errors import UserError
 from embodyrl.functional.held_out import (
     Interval,
@@ -33,6 +35,7 @@ from embodyrl.functional.held_out import (
     resamples,
     slope,
     slope_sums,
+    within,
 )
 from embodyrl.policies.critics import Critics
 from embodyrl.ranges import Choice
@@ -47,8 +50,10 @@ NETS = 2
 """Judges of each half."""
 AT_ONCE = 256
 """Observations at which is proposed, or chunks that are valued, at a time."""
+MOST = 10_000
+"""Chunks that are judged at most; of more, every so many-th."""
 JUDGED = 512
-"""Chunks at which it is looked how the policy has changed."""
+"""Chunks at which it is looked how the policy has changed, at most."""
 VERDICTS = {1: "helped", 0: "cannot tell", -1: "did harm"}
 KEPT = ("half", "value", "sums", "open", "figures_then", "decision", "words")
 """What a checkpoint holds of a gate, beside its judges."""
@@ -103,7 +108,7 @@ class Gate:
         width = policy.config.chooser_width
         self.judges = Critics(policy.chooser.encoder.dim, size, 2 * NETS, width, 2, critics.norm)
         self.judges.to(buffer.device)
-        # The half of each chunk's episode, and the value of what was proposed there before.
+        # The half of each chunk's episode; of those judged the value of what was proposed there.
         self.half = torch.zeros(0, dtype=torch.int64)
         self.value = torch.zeros(0)
         self.sums = torch.zeros(0, 2)
@@ -154,18 +159,29 @@ class Gate:
         # 2. Judges of each.
         errors = self._train(generator)
         # 3. What the judges of the other half say of each chunk.
-        rows = torch.arange(count, device=self.buffer.device)
-        self.value = self._values(rows, self._propose(rows, generator)).mean(1)
-        advantage = self._values(rows, data["choice"][:count, None])[:, 0] - self.value
-        rest = data["return"][:count] - self.value
-        # Data sets, tasks and people differ in both, so each kind has its own constant.
-        kinds = {kind: k for k, kind in enumerate(sorted(set(about.values())))}
-        kind = np.array([kinds[about[e]] for e in numbers])[episode]
-        sums = slope_sums(_array(advantage), _array(rest), kind, episode, len(solved))
+        rows = self._some(count, MOST)
+        proposals = self._propose(rows, generator)
+        each = self._values(rows, proposals)
+        self.value = each.mean(1)
+        of = episode[rows.cpu().numpy()]
+        kinds = sorted(set(about.values()))
+        kind = np.array([kinds.index(about[e]) for e in numbers])[of]
+        # Where a person acted says nothing of what the policy does.
+        own = np.array([not kinds[k].person for k in kind])
+        one, other = (_array(part.mean(1))[own] for part in each.tensor_split(2, dim=1))
+        q = _array(self._values(rows, data["choice"][rows][:, None])[:, 0])[own]
+        # Two draws of V: one in the advantage, the other beside the return.
+        x, y, z = (
+            within(what, other, kind[own])
+            for what in (q, _array(data["return"][rows])[own], q - one)
+        )
+        sums = slope_sums(z, x, y, of[own], len(solved))
         self.sums = torch.from_numpy(sums)
         # 4. Whether it is true.
         draws = resamples(solved, np.random.default_rng(0))
-        auroc = outcome_auroc(_array(self.value), episode, solved, draws)
+        present, renumbered = np.unique(of, return_inverse=True)
+        again = resamples(solved[present], np.random.default_rng(0))
+        auroc = outcome_auroc(_array(self.value), renumbered, solved[present], again)
         told = float(slope(sums.sum(0))), interval(slope(sums[draws].sum(1)))
         self.open = told[1][0] > 0
         self.figures_then = {
@@ -190,15 +206,17 @@ class Gate:
             return f"{measured} They may choose."
         if self.chooses:
             return f"{measured} They cannot tell, and choose all the same (gate=warn)."
+        c = self.config
+        imitates = c.actor_share > 0 and c.success_coef > 0
+        instead = "imitates solved episodes alone" if imitates else "stays as it is"
         return (
-            f"{measured} They cannot tell, so they choose nothing, and the policy imitates solved "
-            "episodes alone. More episodes would help."
+            f"{measured} They cannot tell, so they choose nothing, and the policy {instead}. More "
+            "episodes would help."
         )
 
     def _train(self, generator: torch.Generator) -> tuple[float, float]:
         """The judges learn the returns of their halves; their errors on these, and on the other."""
         c = self.config
-        data, count = self.buffer.data, len(self.buffer)
         self.judges.forget(generator)
         optimizer = GuardedAdam(self.judges.parameters(), c.critic_lr, c.max_grad_norm, "judges")
         for _ in range(max(1, c.critic_warmup)):
@@ -210,14 +228,16 @@ class Gate:
             loss.backward()
             optimizer.step(loss)
         with torch.no_grad():
-            rows = torch.arange(count, device=self.buffer.device)
+            rows = self._some(len(self.buffer), MOST)
             square, strange = self._square(rows), self._strange(rows)
         return float(square[~strange].mean()), float(square[strange].mean())
 
     def _square(self, rows: Tensor) -> Tensor:
         """The squared errors (E, B) of all judges for the returns of the chunks at those places."""
         data = self.buffer.data
-        return (self.judges(data["features"][rows], data["choice"][rows]) - data["return"][rows]) ** 2
+        return (
+            self.judges(data["features"][rows], data["choice"][rows]) - data["return"][rows]
+        ) ** 2
 
     def _strange(self, rows: Tensor) -> Tensor:
         """(E, B), whether a judge has not learned from the chunk at a place."""
@@ -236,7 +256,6 @@ class Gate:
         gain, bounds = self._gain(generator)
         # Where they cannot tell, neither can this.
         verdict = (bounds[0] > 0) - (bounds[1] < 0) if self.open else 0
-        _, solved = self._episodes()
         self.words = (
             f"{VERDICTS[verdict]}: estimated change of an episode's return {_text(gain, bounds)}. "
             f"{self.decision}"
@@ -247,20 +266,21 @@ class Gate:
         """The estimated change of the return of an episode by the step, and its interval."""
         data, count = self.buffer.data, len(self.buffer)
         episode, solved = self._episodes()
-        # Every k-th chunk stands for k of them.
-        every = -(-count // JUDGED)
-        rows = torch.arange(0, count, every, device=self.buffer.device)
+        # Some chunks stand for all, so many each.
+        judged = self._some(count, MOST)
+        some = self._some(len(judged), JUDGED)
+        rows = judged[some]
         proposals = self._propose(rows, generator)
         chosen = self.policy.chooser.best_of(data["features"][rows], proposals)
-        change = self._values(rows, chosen[:, None])[:, 0] - self.value[rows]
+        change = self._values(rows, chosen[:, None])[:, 0] - self.value[some]
         # Discounted from the beginning of each episode.
         length = _array(data["valid"][:count].sum(-1))
         begins = np.cumsum(length) - length
         first = np.unique(episode, return_index=True)[1]
-        discount = self.config.gamma ** (begins - begins[first][episode])
-        some = rows.cpu().numpy()
-        promised = every * discount[some] * _array(change)
-        of_episode = np.bincount(episode[some], promised, len(solved))
+        at = rows.cpu().numpy()
+        discount = self.config.gamma ** (begins - begins[first][episode])[at]
+        promised = count / len(rows) * discount * _array(change)
+        of_episode = np.bincount(episode[at], promised, len(solved))
         # What is promised, times what is earned of it.
         draws = resamples(solved, np.random.default_rng(0))
         sums = self.sums.numpy()
@@ -268,6 +288,10 @@ class Gate:
         return float(slope(sums.sum(0)) * of_episode.mean()), interval(gains)
 
     # Both.
+
+    def _some(self, count: int, most: int) -> Tensor:
+        """Numbers of at most so many of ``count`` chunks, evenly apart."""
+        return torch.arange(0, count, -(-count // most), device=self.buffer.device)
 
     def _episodes(self) -> tuple[np.ndarray, np.ndarray]:
         """The number of each chunk's episode (B,), from 0 on, and which are solved (E,)."""
@@ -315,17 +339,8 @@ class Gate:
         self.judges.load_state_dict(state["judges"])
         for name in KEPT:
             setattr(self, name, state[name])
-
-
-def sources(demos: Demonstrations | Mixture) -> dict[int, tuple[int, str, bool]]:
-    """Of each episode, by its number: its data set, its task, and whether a person acted at its end."""
-    found = {}
-    parts, offsets = getattr(demos, "parts", [demos]), getattr(demos, "offsets", torch.zeros(1))
-    for k, (part, offset) in enumerate(zip(parts, offsets.tolist(), strict=False)):
-        for end in part.end.unique().tolist():
-            task = part.sentences[int(part.instruction[end - 1])]
-            found[int(end + offset)] = (k, task, bool(part.intervention[end - 1]))
-    return found
+        self.half = self.half.to(self.buffer.device)
+        self.value = self.value.to(self.buffer.device)
 
 
 def _array(x: Tensor) -> np.ndarray:

@@ -93,7 +93,7 @@ class PARLOffline(PARL):
     config: Any
     _saved: dict[str, Tensor] | None = None
 
-    def __init__(self, config: PARLOfflineConfig, policy: ChoosingPolicy) -> None:
+    def __init__(self, config: Any, policy: ChoosingPolicy) -> None:
         super().__init__(config, policy)
         self.gate = Gate(config, policy, self.buffer)
 

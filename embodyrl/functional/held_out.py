@@ -95,28 +95,38 @@ def outcome_auroc(
     return mean(np.arange(len(solved))), interval(np.array([mean(drawn) for drawn in draws]))
 
 
+def within(x: np.ndarray, control: np.ndarray, group: np.ndarray) -> np.ndarray:
+    """What is left of x (B,) after its regression on a constant and on ``control``, in each group."""
+    left = np.empty(len(x))
+    for k in np.unique(group):
+        rows = group == k
+        known = np.stack([np.ones(rows.sum()), control[rows]], axis=1)
+        left[rows] = x[rows] - known @ np.linalg.lstsq(known, x[rows])[0]
+    return left
+
+
 def slope_sums(
-    x: np.ndarray, y: np.ndarray, group: np.ndarray, episode: np.ndarray, count: int
+    z: np.ndarray, x: np.ndarray, y: np.ndarray, episode: np.ndarray, count: int
 ) -> np.ndarray:
-    """The sums from which the slope of y on x follows, with a constant for each group.
+    """The sums from which the slope of y on x follows, with z as instrument.
+
+    Errors of z, x and y that are independent of one another do not bias it.
 
     Args:
+        z: (B,).
         x: (B,).
         y: (B,).
-        group: (B,) number of the group of each row.
         episode: (B,) number of the episode of each, from 0 on.
         count: E.
 
     Returns:
-        (E, 2): the sums of x y and of x x over each episode, both less their group's mean. The
-        least-squares slope is the ratio of their totals.
+        (E, 2): the sums of z y and of z x over each episode. The slope is the ratio of their totals.
     """
-    _, place, rows = np.unique(group, return_inverse=True, return_counts=True)
-    x = x - (np.bincount(place, x) / rows)[place]
-    y = y - (np.bincount(place, y) / rows)[place]
-    return np.stack([np.bincount(episode, x * part, count) for part in (y, x)], axis=1)
+    return np.stack([np.bincount(episode, z * part, count) for part in (y, x)], axis=1)
 
 
 def slope(sums: np.ndarray) -> np.ndarray:
-    """Slopes (...) of totals (..., 2) of ``slope_sums``; 0 where x does not differ."""
-    return np.divide(sums[..., 0], sums[..., 1], out=np.zeros(sums.shape[:-1]), where=sums[..., 1] > 0)
+    """Slopes (...) of totals (..., 2) of ``slope_sums``; 0 where z says nothing of x."""
+    return np.divide(
+        sums[..., 0], sums[..., 1], out=np.zeros(sums.shape[:-1]), where=sums[..., 1] > 0
+    )

@@ -11,6 +11,7 @@ from embodyrl.functional.held_out import (
     resamples,
     slope,
     slope_sums,
+    within,
 )
 
 
@@ -65,20 +66,46 @@ def test_values_are_compared_at_the_same_share_of_an_episode():
     assert outcome_auroc(-known, episode, solved, draws) == (0.0, (0.0, 0.0))
 
 
-def test_a_slope_is_that_within_groups():
-    x = np.array([0.0, 1.0, 2.0, 10.0, 11.0, 13.0])
-    group = np.array([3, 3, 3, 7, 7, 7])
-    episode = np.array([0, 0, 1, 1, 2, 2])
-    # The groups differ by much, and the other way round.
-    y = 2.0 * x - 50.0 * (group == 7)
-    sums = slope_sums(x, y, group, episode, 3)
-    assert sums.shape == (3, 2)
-    assert slope(sums.sum(0)) == pytest.approx(2.0)
-    np.testing.assert_allclose(slope(sums), 2.0)
-    # By hand: deviations of x are -1, 0, 1 and -4/3, -1/3, 5/3.
-    assert sums[:, 1] == pytest.approx([1.0, 1.0 + 16 / 9, 1 / 9 + 25 / 9])
-    # Where x does not differ there is no slope.
-    assert slope(slope_sums(np.ones(6), y, group, episode, 3).sum(0)) == 0
+def test_what_is_left_within_groups_knows_neither_constant_nor_control():
+    own = rng()
+    group = np.repeat([3, 7], 50)
+    control = own.normal(size=100)
+    x = own.normal(size=100) + 2 * control * (group == 7) - 50.0 * (group == 3)
+    left = within(x, control, group)
+    for k in (3, 7):
+        rows = group == k
+        assert left[rows].sum() == pytest.approx(0, abs=1e-9)
+        assert left[rows] @ control[rows] == pytest.approx(0, abs=1e-9)
+    # What is of constant and control alone leaves nothing, also where the control never differs.
+    np.testing.assert_allclose(within(5 - 3 * control, control, group), 0, atol=1e-9)
+    np.testing.assert_allclose(within(x, np.ones(100), group)[:50], x[:50] - x[:50].mean())
+
+
+def test_a_slope_is_a_ratio_of_sums():
+    z, x, y = np.array([1.0, -2.0, 3.0]), np.array([2.0, 1.0, 1.0]), np.array([1.0, 0.0, 3.0])
+    sums = slope_sums(z, x, y, np.array([0, 0, 1]), 2)
+    assert sums.tolist() == [[1.0, 0.0], [9.0, 3.0]]
+    assert slope(sums.sum(0)) == pytest.approx(10 / 3)
+    assert slope(sums).tolist() == [0.0, 3.0]
+
+
+def test_a_value_that_is_known_from_few_draws_does_not_bias_the_slope():
+    # Nothing is earned of an advantage; all that is known of a state's value are few draws.
+    own = rng()
+    count, draws, at = 100_000, 2, np.zeros(100_000, dtype=int)
+    value = own.normal(size=count)
+    q = value + own.normal(size=count)
+    one = value + own.normal(size=(count, draws)).mean(1)
+    other = value + own.normal(size=(count, draws)).mean(1)
+    y = value + own.normal(size=count)
+    z = within(q - one, other, at)
+    for earned in (0.0, 0.5):
+        given = y + earned * (q - value)
+        sums = slope_sums(z, within(q, other, at), within(given, other, at), at, 1)
+        assert slope(sums.sum(0)) == pytest.approx(earned, abs=0.02)
+    # With the same draws on both sides it would seem that a third is earned.
+    naive = slope_sums(q - one, q - one, y - one, at, 1)
+    assert slope(naive.sum(0)) == pytest.approx(1 / 3, abs=0.02)
 
 
 def test_the_interval_of_a_slope_covers_it_in_about_95_percent_though_an_episode_shares_its_noise():
@@ -88,7 +115,7 @@ def test_the_interval_of_a_slope_covers_it_in_about_95_percent_though_an_episode
         episode = np.repeat(np.arange(40), 5)
         x = own.normal(size=40)[episode] + own.normal(size=200)
         y = 0.5 * x + own.normal(size=40)[episode]
-        sums = slope_sums(x, y, np.zeros(200), episode, 40)
+        sums = slope_sums(x, x, y, episode, 40)
         draws = resamples(np.zeros(40), own)
         low, high = interval(slope(sums[draws].sum(1)))
         missed += not low <= 0.5 <= high
