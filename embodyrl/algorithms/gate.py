@@ -69,7 +69,7 @@ class GateConfig:
             ``warn`` says so and goes on; ``off`` does not ask.
     """
 
-    gate: Annotated[str, Choice("require", "warn", "off")] = "require"
+    gate: Annotated[str, Choice("require", "warn", "off")] = "warn"
 
 
 def too_few(solved: int, failed: int) -> str:
@@ -198,9 +198,9 @@ class Gate:
         self, told: tuple[float, Interval], auroc: tuple[float, Interval], solved: np.ndarray
     ) -> str:
         measured = (
-            f"gate: of an advantage that critics promise in episodes that they have not seen, "
-            f"{_text(*told)} is earned ({int(solved.sum())} solved and {int((~solved).sum())} failed "
-            f"episodes; AUROC of the value for the outcome {_text(*auroc)})."
+            f"gate: {_text(*told)} is earned of an advantage that critics promise in episodes that "
+            f"they have not seen ({int(solved.sum())} solved, {int((~solved).sum())} failed; AUROC "
+            f"of the value for the outcome {_text(*auroc)})."
         )
         if self.open:
             return f"{measured} They may choose."
@@ -235,9 +235,8 @@ class Gate:
     def _square(self, rows: Tensor) -> Tensor:
         """The squared errors (E, B) of all judges for the returns of the chunks at those places."""
         data = self.buffer.data
-        return (
-            self.judges(data["features"][rows], data["choice"][rows]) - data["return"][rows]
-        ) ** 2
+        q = self.judges(data["features"][rows], data["choice"][rows])
+        return (q - data["return"][rows]).square()
 
     def _strange(self, rows: Tensor) -> Tensor:
         """(E, B), whether a judge has not learned from the chunk at a place."""
@@ -320,12 +319,8 @@ class Gate:
     def _propose(self, rows: Tensor, generator: torch.Generator) -> Tensor:
         """What the policy proposes at the chunks at those places (B, N, H, A)."""
         count = self.policy.config.proposals
-        return torch.cat(
-            [
-                self.policy.propose(self.buffer.rows(part).obs, count, generator)
-                for part in rows.split(AT_ONCE)
-            ]
-        )
+        seen = [self.buffer.rows(part).obs for part in rows.split(AT_ONCE)]
+        return torch.cat([self.policy.propose(obs, count, generator) for obs in seen])
 
     # Checkpoints.
 

@@ -73,8 +73,10 @@ def learner_config(
     if method == "imitate":
         raw["algorithm"] |= {"fit_inputs": False}
         raw["data"] |= {"weights": [share for _, share in data], "intervention_weight": 2.0}
-    # Critics learn from failed turns, too, and the policy needs a chooser.
+    # Critics learn from failed turns, too, and the policy needs a chooser. Rounds are short, so
+    # critics must show that they can tell.
     else:
+        raw["algorithm"] |= {"gate": "require"}
         raw["data"] |= {"keep": "all"}
         own = raw["policy"]
         raw["policy"] = own | {k: v for k, v in CHOOSER.items() if not own.get("chooser_width")}

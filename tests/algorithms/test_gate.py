@@ -9,7 +9,7 @@ from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.data.mixture import Mixture, sources
 from embodyrl.errors import UserError
 
-FAST = {"lr": 3e-3, "critic_lr": 3e-3, "actor_share": 1.0, "critic_warmup": 300}
+FAST = {"gate": "require", "lr": 3e-3, "critic_lr": 3e-3, "actor_share": 1.0, "critic_warmup": 300}
 
 
 def by_chance(count=300, seed=0, share=0.5, shift=0.0, person=False):
@@ -83,12 +83,12 @@ def test_where_critics_cannot_tell_solved_episodes_alone_are_imitated():
 
 
 def test_with_warn_it_says_so_and_goes_on_and_with_off_it_does_not_ask(capsys):
-    warned = make_small(**FAST, gate="warn")
+    warned = make_small(**FAST | {"gate": "warn"})
     row = update(warned, by_chance())
     assert warned.chooser.ready and row["gate_open"] == 0 and row["gate"] == 0
     assert np.isfinite(row["gate_gain"]) and warned.critic_steps == 310
     assert "choose all the same (gate=warn)" in capsys.readouterr().out
-    off = make_small(**FAST, gate="off")
+    off = make_small(**FAST | {"gate": "off"})
     row = update(off, by_chance())
     assert off.chooser.ready and not [name for name in row if name.startswith("gate")]
     assert off.verdict == "" and capsys.readouterr().out == ""
@@ -97,9 +97,9 @@ def test_with_warn_it_says_so_and_goes_on_and_with_off_it_does_not_ask(capsys):
 def test_too_few_episodes_are_refused_or_said():
     data = recorded(30)
     with pytest.raises(UserError, match=r"takes 10 of each.*algorithm\.gate=warn"):
-        update(make_small(), by_chance(30, share=0.2))
-    update(make_small(), data)  # 10 of each are enough to ask
-    warned = make_small(gate="warn")
+        update(make_small(gate="require"), by_chance(30, share=0.2))
+    update(make_small(gate="require"), data)  # 10 of each are enough to ask
+    warned = make_small()
     row = update(warned, by_chance(30, share=0.2))
     assert "gate" not in row and "takes 10 of each" in warned.verdict
     assert update(warned, data, 1)["gradient_steps"] == 120
