@@ -25,7 +25,7 @@ from torch import Tensor
 
 from embodyrl.algorithms.episode_buffer import EpisodeBuffer
 from embodyrl.algorithms.optim import GuardedAdam
-from embodyrl.data.mixture import sources
+from embodyrl.data.mixture import episode_sources
 from embodyrl.errors import UserError
 from embodyrl.functional.held_out import (
     Interval,
@@ -150,7 +150,7 @@ class Gate:
         data, count = self.buffer.data, len(self.buffer)
         # 1. Two halves of the episodes.
         episode, solved = self._episodes()
-        about = sources(demos)
+        about = episode_sources(demos)
         numbers = np.unique(data["episode"][:count].cpu().numpy()).tolist()
         strata = [(bool(s), *about[e]) for s, e in zip(solved, numbers, strict=True)]
         seed = int(torch.randint(2**31, (), generator=generator))

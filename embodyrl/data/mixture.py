@@ -117,7 +117,7 @@ def _scaled(weights: Tensor, total: Tensor) -> Tensor:
     return weights * (total / weights.sum())
 
 
-class Source(NamedTuple):
+class EpisodeSource(NamedTuple):
     """Where an episode comes from: the number of its data set, its task, who acted at its end."""
 
     data: int
@@ -125,12 +125,12 @@ class Source(NamedTuple):
     person: bool
 
 
-def sources(demos: Demonstrations | Mixture) -> dict[int, Source]:
+def episode_sources(demos: Demonstrations | Mixture) -> dict[int, EpisodeSource]:
     """The source of each episode, by its number."""
     found = {}
     mixed = demos if isinstance(demos, Mixture) else Mixture([demos])
     for k, (part, offset) in enumerate(zip(mixed.parts, mixed.offsets.tolist(), strict=False)):
         for end in part.end.unique().tolist():
             task = part.sentences[int(part.instruction[end - 1])]
-            found[int(end + offset)] = Source(k, task, bool(part.intervention[end - 1]))
+            found[int(end + offset)] = EpisodeSource(k, task, bool(part.intervention[end - 1]))
     return found

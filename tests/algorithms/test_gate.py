@@ -6,7 +6,7 @@ import torch
 from small_offline import H, gen, make_small, recorded, update
 
 from embodyrl.data.demonstrations import Demonstrations
-from embodyrl.data.mixture import Mixture, sources
+from embodyrl.data.mixture import Mixture, episode_sources
 from embodyrl.errors import UserError
 
 FAST = {"gate": "require", "lr": 3e-3, "critic_lr": 3e-3, "actor_share": 1.0, "critic_warmup": 300}
@@ -109,8 +109,8 @@ def test_a_person_who_does_better_does_not_open_it():
     # A person acts otherwise and is always successful; what the policy does is left to chance.
     person = by_chance(200, seed=1, share=1.0, shift=0.7, person=True)
     data = Mixture([by_chance(200), person])
-    kinds = set(sources(data).values())
-    assert kinds == {(0, "go", False), (1, "go", True)} and len(sources(data)) == 400
+    kinds = set(episode_sources(data).values())
+    assert kinds == {(0, "go", False), (1, "go", True)} and len(episode_sources(data)) == 400
     row = update(make_small(**FAST), data)
     assert row["gate_open"] == 0
     # A data set of another policy, which does not say who acted, has a constant of its own.
