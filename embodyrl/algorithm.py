@@ -96,6 +96,7 @@ class Algorithm(ABC):
         config: the settings.
         policy: acts in rollouts.
         result: is evaluated, saved and deployed; mostly the same object.
+        verdict: what it says of the run in words, for its end and ``meta.json``; mostly nothing.
     """
 
     Config: ClassVar[type]
@@ -109,6 +110,11 @@ class Algorithm(ABC):
     config: Any
     policy: Any
     result: Any
+
+    @property
+    def verdict(self) -> str:
+        """See the class."""
+        return ""
 
     def __init__(self, config: Any, policy: Policy) -> None:
         check_config("algorithm", config)

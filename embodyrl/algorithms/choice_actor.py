@@ -97,10 +97,25 @@ class ChoiceActor:
         # The best of N proposals. What is chosen after a chunk is kept for the critics.
         best, gain = self.choose(obs, features, generator)
         data["next_choice"][after] = best[len(before) :]
-        # It is imitated beside own successes and demonstrations, half of each at a time.
+        # It is imitated beside own successes and demonstrations.
         whole = torch.ones(best.shape[:2], dtype=torch.bool, device=self.device)
-        parts = [(obs, best, whole), *self._shown(generator)]
-        count = min(2, len(obs))
+        self._imitate([(obs, best, whole), *self._shown(generator)], generator, stats)
+        stats.add(choice_gain=gain.mean())
+
+    def imitate(self, generator: torch.Generator, stats: Means) -> None:
+        """One gradient step towards own successes and demonstrations, without a choice."""
+        if parts := self._shown(generator):
+            self._imitate(parts, generator, stats)
+
+    def _imitate(
+        self,
+        parts: list[tuple[Obs, Tensor, Tensor]],
+        generator: torch.Generator,
+        stats: Means,
+    ) -> None:
+        """A gradient step of observations, chunks (B, H, A) and masks (B, H)."""
+        # Half of each at a time.
+        count = min(2, len(parts[0][0]))
 
         def half(i: int, own: torch.Generator) -> Tensor:
             mine = [(o[i::count], a[i::count], m[i::count]) for o, a, m in parts]
@@ -112,7 +127,7 @@ class ChoiceActor:
             loss = torch.stack(gradient_of_sum(halves, optimizer.parameters, self.device)).sum()
             norm = optimizer.step(loss)
         self.steps += 1
-        stats.add(actor_loss=loss, actor_grad_norm=norm, choice_gain=gain.mean())
+        stats.add(actor_loss=loss, actor_grad_norm=norm)
 
     def _shown(self, generator: torch.Generator) -> list[tuple[Obs, Tensor, Tensor]]:
         """Observations, chunks (B, H, A) and masks (B, H) of own successes, and of demonstrations."""

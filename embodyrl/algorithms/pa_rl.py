@@ -181,7 +181,8 @@ class PARL(OffPolicy):
 
     def _warm_up(self, generator: torch.Generator, stats: Means) -> None:
         """Learns to see, and then the first steps of the critics, which judge the policy as it is."""
-        self.hindsight.begin(generator, stats)
+        if not self.hindsight.begun:
+            self.hindsight.begin(generator, stats)
         while self.critic_steps < self.config.critic_warmup:
             self._update_critics(generator, stats)
         self.chooser.ready.fill_(True)

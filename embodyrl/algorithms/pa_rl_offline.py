@@ -8,6 +8,9 @@ So it is one step of policy improvement: critics of who played, and a policy tha
 (arXiv:2106.08909). TD targets would ask the critics about what nobody played, and then believe it.
 The policy chooses among what it proposes itself, near the data (IDQL, arXiv:2304.10573, chooses
 so). PA-RL goes on from the checkpoint, whose critics are ready (arXiv:2412.06685).
+
+Whether critics of so many episodes may choose at all, and whether the step helped, is asked of
+episodes that were held out (``algorithms.gate``).
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import torch
 from torch import Tensor
 
 from embodyrl.algorithms.edit_actor import EditConfig
+from embodyrl.algorithms.gate import Gate, GateConfig
 from embodyrl.algorithms.optim import Means
 from embodyrl.algorithms.pa_rl import PARL
 from embodyrl.errors import UserError
@@ -26,6 +30,7 @@ from embodyrl.ranges import Count, CountOrZero, Discount, NotNegative, Positive,
 
 if TYPE_CHECKING:
     from embodyrl.data.demonstrations import Demonstrations
+    from embodyrl.policy import ChoosingPolicy
 
 PICTURES = ("obs/", "next_obs/")
 """Columns that a checkpoint leaves out: they are in the data set."""
@@ -34,7 +39,7 @@ JUDGED = 256
 
 
 @dataclass(frozen=True)
-class PARLOfflineConfig(EditConfig):
+class PARLOfflineConfig(GateConfig, EditConfig):
     """Settings of PA-RL on recorded episodes.
 
     Attributes:
@@ -88,10 +93,19 @@ class PARLOffline(PARL):
     config: Any
     _saved: dict[str, Tensor] | None = None
 
+    def __init__(self, config: Any, policy: ChoosingPolicy) -> None:
+        super().__init__(config, policy)
+        self.gate = Gate(config, policy, self.buffer)
+
     @property
     def wants_demos(self) -> bool:
         """It learns from nothing else."""
         return True
+
+    @property
+    def verdict(self) -> str:
+        """What held-out episodes say of the step so far."""
+        return self.gate.words
 
     def update(
         self, batch: Any, *, progress: float, generator: torch.Generator
@@ -106,18 +120,29 @@ class PARLOffline(PARL):
         stats = Means()
         if not len(self.buffer):
             self._read(batch)
-        if not self.chooser.ready:
+        if self.gate.open is None and self.gate.check():
+            if not self.chooser.ready:
+                self.hindsight.begin(generator, stats)
+            self.gate.judge(batch, generator)
+        # Critics that cannot tell choose nothing, in this run and where the policy acts.
+        chooses = self.gate.chooses
+        if not chooses:
+            self.chooser.ready.fill_(False)
+        elif not self.chooser.ready:
             self._warm_up(generator, stats)
+        improve = self.actor.step if chooses else self.actor.imitate
         # The actor's steps are spread evenly among those of the critics.
         for _ in range(self.config.steps_per_iteration):
-            self._update_critics(generator, stats)
+            if chooses:
+                self._update_critics(generator, stats)
             self.pending_actor += self.config.actor_share
             while self.pending_actor >= 1:
                 self.pending_actor -= 1
-                self.actor.step(generator, stats)
+                improve(generator, stats)
         return {
             **stats.means(),
-            **self._judge(generator),
+            **(self._judge(generator) if chooses else {}),
+            **self.gate.figures(generator),
             "gradient_steps": float(self.critic_steps),
             "actor_steps": float(self.actor.steps),
         }
@@ -167,8 +192,7 @@ class PARLOffline(PARL):
     def _judge(self, generator: torch.Generator) -> dict[str, float]:
         """What the critics expect at first observations, and what was earned from there.
 
-        The policy is worth more than the data where ``value_alone`` is above ``return_data``; an
-        estimate, by critics that learned from the same data.
+        By critics that learned from the same data: they overestimate. The gate does not.
         """
         # First observations of episodes, and what is proposed there.
         data, count = self.buffer.data, len(self.buffer)
@@ -198,9 +222,10 @@ class PARLOffline(PARL):
             for name, values in self.buffer.data.items()
             if not name.startswith(PICTURES)
         }
-        return {**super().state_dict(), "computed": computed}
+        return {**super().state_dict(), "computed": computed, "gate": self.gate.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse of ``state_dict``; the data set is read again at the next update."""
         super().load_state_dict(state)
         self._saved = dict(state["computed"])
+        self.gate.load_state_dict(state["gate"])

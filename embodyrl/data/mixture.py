@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -115,3 +115,22 @@ class Mixture:
 def _scaled(weights: Tensor, total: Tensor) -> Tensor:
     """Weights (F,) in the same proportions, with the sum ``total``."""
     return weights * (total / weights.sum())
+
+
+class EpisodeSource(NamedTuple):
+    """Where an episode comes from: the number of its data set, its task, who acted at its end."""
+
+    data: int
+    task: str
+    person: bool
+
+
+def episode_sources(demos: Demonstrations | Mixture) -> dict[int, EpisodeSource]:
+    """The source of each episode, by its number."""
+    found = {}
+    mixed = demos if isinstance(demos, Mixture) else Mixture([demos])
+    for k, (part, offset) in enumerate(zip(mixed.parts, mixed.offsets.tolist(), strict=False)):
+        for end in part.end.unique().tolist():
+            task = part.sentences[int(part.instruction[end - 1])]
+            found[int(end + offset)] = EpisodeSource(k, task, bool(part.intervention[end - 1]))
+    return found

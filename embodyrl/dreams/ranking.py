@@ -16,12 +16,12 @@ from torch import Tensor
 
 from embodyrl.env import VecEnv
 from embodyrl.errors import UserError
+from embodyrl.functional.held_out import auroc
 from embodyrl.functional.intervals import wilson
 from embodyrl.policy import num_executed
 from embodyrl.types import Obs
 from embodyrl.world_models.dream_chooser import DreamChooser, promises
 from embodyrl.world_models.model import WorldModel
-from embodyrl.world_models.reflectors.metrics import auroc
 
 FEWEST = 20
 """States whose proposals differ in their outcome, below which a ranking says nothing."""

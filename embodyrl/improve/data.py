@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from embodyrl.algorithms.gate import too_few
 from embodyrl.data.lerobot_read import open_dataset
 
 FLAGS = {"human_frames": "intervention", "recovery_frames": "recovery"}
@@ -43,14 +44,22 @@ def data_figures(path: str | Path) -> dict[str, int]:
     }
 
 
-def nothing_to_learn(method: str, data: Sequence[DataSet]) -> str:
-    """Why these data teach nothing by that method; empty if they do."""
+def nothing_to_learn(method: str, data: Sequence[DataSet], gate: str = "") -> str:
+    """Why these data teach nothing by that method; empty if they do.
+
+    Args:
+        method: how it learns.
+        data: all data sets.
+        gate: ``algorithm.gate``, where the method has one.
+    """
     solved = sum(one.figures["solved"] for one in data)
     failed = sum(one.figures["episodes"] for one in data) - solved
     if not solved:
         return "nothing was solved so far, by the policy or by a person"
     if method != "imitate" and not failed:
         return "nothing failed so far, so critics have nothing to compare with"
+    if gate == "require" and (why := too_few(solved, failed)):
+        return f"{why} (algorithm.gate=warn goes on without)"
     return ""
 
 

@@ -6,7 +6,9 @@
     edit      the same, but the policy's own weights stay as they are: critics choose among what it
               proposes, and a small actor edits it
 
-None of them asks for more than the robot has: critics see the features that the policy sees.
+None of them asks for more than the robot has: critics see the features that the policy sees. The last
+two say whether critics of so many episodes help (``algorithms.gate``); those that cannot tell choose
+nothing.
 """
 
 from __future__ import annotations
@@ -16,11 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from embodyrl import registry
+from embodyrl.algorithms.gate import VERDICTS
 from embodyrl.build import load_spec
 from embodyrl.config import Config, resolve
 from embodyrl.errors import UserError
 from embodyrl.storage import checkpoint
+from embodyrl.storage.loggers import read_metrics
 from embodyrl.storage.preset_files import apply_overrides
+from embodyrl.storage.run_files import read_meta
 from embodyrl.training.run_folder import finished
 from embodyrl.training.runner import train
 
@@ -68,8 +73,10 @@ def learner_config(
     if method == "imitate":
         raw["algorithm"] |= {"fit_inputs": False}
         raw["data"] |= {"weights": [share for _, share in data], "intervention_weight": 2.0}
-    # Critics learn from failed turns, too, and the policy needs a chooser.
+    # Critics learn from failed turns, too, and the policy needs a chooser. Rounds are short, so
+    # critics must show that they can tell.
     else:
+        raw["algorithm"] |= {"gate": "require"}
         raw["data"] |= {"keep": "all"}
         own = raw["policy"]
         raw["policy"] = own | {k: v for k, v in CHOOSER.items() if not own.get("chooser_width")}
@@ -128,3 +135,14 @@ def learn(config: Config, policy: str, command: str) -> str | None:
     if not finished(folder):
         train(config, command=command, spec=load_spec(policy))
     return str(folder) if finished(folder) else None
+
+
+def gate_said(run: str) -> dict[str, str]:
+    """``says``, the gate's verdict on a run, and ``why``; empty where it was not asked."""
+    folder = Path(run)
+    why = read_meta(folder / "meta.json").get("verdict", "")
+    if not why:
+        return {}
+    # A gate that had too few episodes to ask has no figure.
+    last = read_metrics(folder / "metrics.jsonl")[-1]
+    return {"says": VERDICTS[int(last.get("gate", 0))], "why": why}

@@ -24,7 +24,7 @@ from embodyrl.detectors.folder import save_detector
 from embodyrl.errors import UserError
 from embodyrl.improve.config import MAY_CHANGE, ImproveConfig
 from embodyrl.improve.data import DataSet, data_figures, nothing_to_learn, shares
-from embodyrl.improve.learn import learn, learner_config
+from embodyrl.improve.learn import gate_said, learn, learner_config
 from embodyrl.improve.play import Episodes, play_stage
 from embodyrl.improve.record import Record, helped_figures, look_figures, rounds_table
 from embodyrl.real_robot.logs.export import export_logs
@@ -113,7 +113,8 @@ def _one_round(
             if learned != served
         ]
     look = look_figures(*(rows or ([], [])))
-    record.add(name, learned=learned, look=look)
+    gate = gate_said(learned) if learned != served else {}
+    record.add(name, learned=learned, gate=gate, look=look)
     if look["keeps"]:
         record.serve(learned)
     return True
@@ -125,13 +126,16 @@ def _learn(
     """The run that has learned from all rounds so far; None where it was interrupted."""
     own = [DataSet(r["data"], r["written"]) for r in _rounds(record, number + 1)]
     demos = [DataSet(path, data_figures(path)) for path in config.demos]
-    if why := nothing_to_learn(config.method, [*demos, *own]):
+    seed = config.seed + number
+    plain = learner_config(served, config.method, config.learner, [], folder, seed)
+    gate = getattr(plain.algorithm, "gate", "")
+    if why := nothing_to_learn(config.method, [*demos, *own], gate):
         print(f"Round {number}: {why}, so {served} stays.", flush=True)
         return served
     data = (
         shares(demos, own) if config.method == "imitate" else [(d.path, 1.0) for d in demos + own]
     )
-    run = learner_config(served, config.method, config.learner, data, folder, config.seed + number)
+    run = learner_config(served, config.method, config.learner, data, folder, seed)
     return learn(run, served, command)
 
 

@@ -125,7 +125,8 @@ def rounds_table(content: Mapping[str, Any]) -> list[str]:
     """One line for each round that is over, below a heading."""
     heading = (
         f"{'round':>5}  {'alone, before':<20}  {'alone, after':<20}  {'helped':>6}  {'times':>5}  "
-        f"{'rewinds':>7}  {'person s':>8}  {'robot min':>9}  {'cycle min':>9}  served"
+        f"{'rewinds':>7}  {'person s':>8}  {'robot min':>9}  {'cycle min':>9}  "
+        f"{'gate':<11}  served"
     )
     lines = [heading]
     for name, found in content["rounds"].items():
@@ -142,6 +143,7 @@ def rounds_table(content: Mapping[str, Any]) -> list[str]:
             f"{helped['interventions']:>5}  {helped['rewinds']:>7}  "
             f"{helped['person_seconds']:>8.0f}  {robot:>9.1f}  "
             f"{sum(found['seconds'].values()) / 60:>9.1f}  "
+            f"{found.get('gate', {}).get('says', '-'):<11}  "
             f"{'the new one' if newer else 'as before'}"
         )
     return lines

@@ -45,9 +45,8 @@ class Critics(nn.Module):
         self.weights = nn.ParameterList()
         self.biases = nn.ParameterList()
         for a, b in pairwise(sizes):
-            bound = 1 / math.sqrt(a)
-            self.weights.append(nn.Parameter(torch.empty(count, a, b).uniform_(-bound, bound)))
-            self.biases.append(nn.Parameter(torch.empty(count, 1, b).uniform_(-bound, bound)))
+            self.weights.append(nn.Parameter(torch.empty(count, a, b)))
+            self.biases.append(nn.Parameter(torch.empty(count, 1, b)))
         self.count = count
         self.norm = norm
         if norm == "batch":
@@ -56,6 +55,18 @@ class Critics(nn.Module):
         # An embedding of how many actions are seen. A whole choice has none, so its value is
         # computed as without prefixes.
         self.lengths = nn.Parameter(torch.zeros(count, prefixes - 1, width)) if prefixes else None
+        self.forget()
+
+    @torch.no_grad()
+    def forget(self, generator: torch.Generator | None = None) -> None:
+        """Draws the weights of all layers anew."""
+        for weight, bias in zip(self.weights, self.biases, strict=True):
+            bound = 1 / math.sqrt(weight.shape[1])
+            # Drawn on the CPU, where the generator is.
+            for part in (weight, bias):
+                part.copy_(torch.empty(part.shape).uniform_(-bound, bound, generator=generator))
+        if self.lengths is not None:
+            self.lengths.zero_()
 
     def forward(
         self, features: Float[Tensor, "b f"], choice: Float[Tensor, "b h a"]

@@ -120,7 +120,9 @@ def describe_run(
     write_json(path, meta, indent=2)
 
 
-def finish_run(path: Path) -> None:
-    """Writes the time of the run's end into ``meta.json``."""
+def finish_run(path: Path, verdict: str = "") -> None:
+    """Writes the time of the run's end into ``meta.json``, and what its algorithm says of it."""
     meta = read_meta(path) | {"finished": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    if verdict:
+        meta["verdict"] = verdict
     write_json(path, meta, indent=2)

@@ -49,6 +49,7 @@ META = {
     },
     "inputs?": {...: TEXT},
     "finished?": (TEXT, None),
+    "verdict?": TEXT,
 }
 """Structure of a run's ``meta.json``."""
 

@@ -138,7 +138,7 @@ def train(
             settle(run)
             if run.over and (run.evaluated("after") or run.envs.given is not None):
                 if first and not finished(folder):
-                    finish_run(folder / "meta.json")
+                    finish_run(folder / "meta.json", run.algorithm.verdict)
                 return settings.folder
             describe_run(
                 folder / "meta.json",
@@ -263,7 +263,9 @@ def loop(run: Run, interrupt: Interrupt, metrics: MetricsWriter, table: LiveTabl
             save_checkpoint(run)
         table.say(f"Stopped after iteration {at.iteration}; the same command goes on from there.")
         return
-    finish_run(run.folder / "meta.json")
+    if verdict := run.algorithm.verdict:
+        table.say(f"{run.config.run.name}  {verdict}")
+    finish_run(run.folder / "meta.json", verdict)
 
 
 def iterate(run: Run, between: Callable[[], None]) -> dict[str, Any]:

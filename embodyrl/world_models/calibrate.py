@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from embodyrl.errors import UserError
+from embodyrl.functional.held_out import auroc
 from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.dream import disagreement
 from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.reflectors.base import successes
 from embodyrl.world_models.reflectors.calibration import Calibration, fit_calibration
-from embodyrl.world_models.reflectors.metrics import auroc, f1
+from embodyrl.world_models.reflectors.metrics import f1
 from embodyrl.world_models.replay import (
     actions_from,
     dreams_at,

@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embodyrl.functional.held_out import auroc
 from embodyrl.word_embeddings import embed_sentences
 from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.reflectors.base import Reflector
 from embodyrl.world_models.reflectors.calibration import Calibration
 from embodyrl.world_models.reflectors.labelled_episodes import LabelledEpisodes
-from embodyrl.world_models.reflectors.metrics import auroc
 from embodyrl.world_models.reflectors.score import judge_episodes, score_probabilities
 from embodyrl.world_models.replay import (
     dreams_at,

@@ -95,6 +95,11 @@ def test_half_of_every_batch_is_from_the_rounds() -> None:
     assert not nothing_to_learn("imitate", [data("z", 50)])
     assert nothing_to_learn("rl", [data("z", 50, solved=2)])
     assert not nothing_to_learn("rl", [data("z", 50)])
+    # A gate that is required takes 10 of each outcome.
+    few, enough = data("z", 50, 9, 20), data("z", 50, 10, 20)
+    assert "9 solved and 11 failed" in nothing_to_learn("edit", [few], "require")
+    assert not nothing_to_learn("edit", [few], "warn")
+    assert not nothing_to_learn("edit", [enough], "require")
 
 
 def test_what_came_to_no_end_is_played_again() -> None:

@@ -145,11 +145,12 @@ def test_the_same_command_repeats_nothing_and_goes_on(
 
 @pytest.mark.parametrize("method", ["rl", "edit"])
 def test_off_policy_learning_reads_failed_turns_and_no_hidden_state(
-    method: str, saved: Path, tmp_path: Path
+    method: str, saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = command(saved, tmp_path, "--method", method)
     words += ["algorithm.critic_warmup=5", "algorithm.batch_size=8", "algorithm.actor_batch_size=4"]
     words += ["algorithm.steps_per_iteration=10"]  # two of the actor
+    words += ["algorithm.gate=warn"]  # so few turns cannot say whether critics help
     assert main([*words, "policy.chooser_width=16", "policy.proposals=2"]) == 0
     run = tmp_path / "round_0" / "learn"
     states, _ = checkpoint.load(checkpoint.find(run))
@@ -162,6 +163,23 @@ def test_off_policy_learning_reads_failed_turns_and_no_hidden_state(
     assert any("editor" in k for k in states["policy"]) == (method == "edit")
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["gradient_steps"] >= 5 and np.isfinite(rows[-1]["critic_loss"])
+    # The round says what the gate says.
+    gate = content(tmp_path)["rounds"]["round_0"]["gate"]
+    assert gate["says"] == "cannot tell" and "takes 10 of each" in gate["why"]
+    assert json.loads((run / "meta.json").read_text())["verdict"] == gate["why"]
+    said = capsys.readouterr().out
+    assert gate["why"] in said and "cannot tell" in said.splitlines()[-1]
+
+
+def test_with_too_few_turns_for_the_gate_the_served_policy_stays(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command(saved, tmp_path, "--method", "rl")) == 0
+    found = content(tmp_path)
+    assert found["best"] == found["rounds"]["round_0"]["learned"] == str(saved)
+    assert found["rounds"]["round_0"]["gate"] == {}
+    said = capsys.readouterr().out
+    assert "takes 10 of each (algorithm.gate=warn goes on without), so" in said
 
 
 def test_a_fault_ends_it_with_2_and_is_no_failure(

@@ -16,6 +16,7 @@ from embodyrl.build import make_env
 from embodyrl.data.demonstrations import Demonstrations
 from embodyrl.dreams.pictures import EDGE, GAP, MARGIN, draw_dreams
 from embodyrl.errors import UserError
+from embodyrl.functional.held_out import auroc
 from embodyrl.types import Obs
 from embodyrl.word_embeddings import embed_sentences
 from embodyrl.world_models import calibrate, precision
@@ -30,7 +31,6 @@ from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.nets.codec import brightness
 from embodyrl.world_models.reencode import reencode
 from embodyrl.world_models.reflectors.calibration import Calibration, fit_calibration
-from embodyrl.world_models.reflectors.metrics import auroc
 from embodyrl.world_models.replay import replay, replay_success, solved_after
 from embodyrl.world_models.train import WorldTrainConfig, train_world
 from embodyrl.world_models.training_losses import BINS, OFF_BACKGROUND, colour_weights, sample_clips

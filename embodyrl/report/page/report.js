@@ -152,6 +152,7 @@ function config(run) {
   add("Commit", meta.commit || meta.git_commit, true);
   add("Started", meta.started);
   add("Finished", meta.finished);
+  add("Verdict", meta.verdict);
   add("Processor", hardware.cpu && `${hardware.cpu}, ${hardware.cores} cores`);
   add("Memory", hardware.memory_gib && `${hardware.memory_gib} GiB`);
   add("GPU", hardware.gpu || (meta.hardware ? "none" : null));

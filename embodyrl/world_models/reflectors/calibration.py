@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from embodyrl.errors import UserError
+from embodyrl.functional.held_out import auroc
 from embodyrl.storage.atomic_files import write_json
 from embodyrl.storage.paths import require_readable
 from embodyrl.world_models.reflectors import metrics
@@ -184,7 +185,7 @@ def platt(score: Float[Tensor, " f"], label: np.ndarray) -> tuple[float, float]:
 
     optimiser.step(loss)  # pyright: ignore[reportArgumentType] - a Tensor is what LBFGS wants
     slope, bias = weights.tolist()
-    area = metrics.auroc(score.numpy(), label)
+    area = auroc(score.numpy(), label)
     if area <= 0.5 or slope <= 0:
         raise UserError(
             "The reflector's scores do not rise with success on these episodes (AUROC "

@@ -1,4 +1,4 @@
-"""F1, AUROC, calibration error, and what ends an episode; functions of numpy arrays."""
+"""F1, calibration error, and what ends an episode; functions of numpy arrays."""
 
 from __future__ import annotations
 
@@ -12,21 +12,6 @@ def f1(predicted: np.ndarray, label: np.ndarray) -> float:
     hit = np.sum(predicted & label)
     wrong = np.sum(predicted ^ label)
     return float(2 * hit / (2 * hit + wrong)) if hit + wrong else float("nan")
-
-
-def auroc(score: np.ndarray, label: np.ndarray) -> float:
-    """The probability that a positive scores higher than a negative (Mann-Whitney).
-
-    Ties count half. It is NaN if there are no positives or no negatives.
-    """
-    label = label.astype(bool)
-    positive = int(label.sum())
-    negative = int((~label).sum())
-    if not positive or not negative:
-        return float("nan")
-    _, place, count = np.unique(score, return_inverse=True, return_counts=True)
-    rank = (np.cumsum(count) - (count - 1) / 2)[place]
-    return float((rank[label].sum() - positive * (positive + 1) / 2) / (positive * negative))
 
 
 def ece(prob: np.ndarray, label: np.ndarray, bins: int = 15) -> float:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from embodyrl.errors import UserError
+from embodyrl.functional.held_out import auroc
 from embodyrl.functional.intervals import wilson
 from embodyrl.world_models.reflectors import metrics
 from embodyrl.world_models.reflectors.base import Reflector
@@ -145,7 +146,7 @@ def score_probabilities(
         "frames": len(episodes),
         "unjudged": int((~seen).sum()),
         "f1": frames(lambda p, y: metrics.f1(p >= calibration.threshold, y)),
-        "auroc": frames(metrics.auroc),
+        "auroc": frames(auroc),
         "ece": frames(metrics.ece),
         "order": float(np.mean(rises)) if rises else None,
         "false_terminations": _share(~never[~solved]),

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from embodyrl.errors import UserError
+from embodyrl.functional.held_out import auroc
 from embodyrl.world_models.reflectors import calibration, metrics
 from embodyrl.world_models.reflectors.base import successes, window_rows
 from embodyrl.world_models.reflectors.calibration import Calibration
@@ -72,11 +73,11 @@ def test_metrics_in_closed_form():
     assert metrics.f1(predicted, label) == pytest.approx(2 * 2 / (2 * 2 + 1 + 1))
     assert math.isnan(metrics.f1(np.zeros(3), np.zeros(3)))
     # Pairs: (.9, .5, .5) above (.5, .1): 1 + 1, .5 + 1, .5 + 1 of 6.
-    assert metrics.auroc(
-        np.array([0.9, 0.5, 0.5, 0.5, 0.1]), np.array([1, 1, 1, 0, 0])
-    ) == pytest.approx(5 / 6)
-    assert metrics.auroc(np.array([0.1, 0.9]), np.array([1, 0])) == 0.0
-    assert math.isnan(metrics.auroc(np.array([0.1]), np.array([1])))
+    assert auroc(np.array([0.9, 0.5, 0.5, 0.5, 0.1]), np.array([1, 1, 1, 0, 0])) == pytest.approx(
+        5 / 6
+    )
+    assert auroc(np.array([0.1, 0.9]), np.array([1, 0])) == 0.0
+    assert math.isnan(auroc(np.array([0.1]), np.array([1])))
     # One bin: mean .5, three quarters positive. Two bins of two: gaps of .1 and .4.
     assert metrics.ece(np.array([0.5] * 4), np.array([1, 1, 1, 0]), bins=10) == pytest.approx(0.25)
     prob = np.array([0.1, 0.1, 0.9, 0.9])
@@ -88,7 +89,7 @@ def test_auroc_is_the_share_of_ordered_pairs():
     rng = np.random.default_rng(0)
     score, label = rng.integers(0, 20, 300) / 20, rng.random(300) < 0.3
     pairs = score[label][:, None] - score[~label]
-    assert metrics.auroc(score, label) == pytest.approx(((pairs > 0) + 0.5 * (pairs == 0)).mean())
+    assert auroc(score, label) == pytest.approx(((pairs > 0) + 0.5 * (pairs == 0)).mean())
 
 
 def test_streaks_stay_within_their_episodes():

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from embodyrl.errors import UserError
+from embodyrl.functional.held_out import auroc
 from embodyrl.world_models.reflectors import metrics
 from embodyrl.world_models.reflectors.calibration import Calibration, fit_calibration
 from embodyrl.world_models.reflectors.folder import load_reflector, save_reflector
@@ -182,7 +183,7 @@ def test_goals_tell_solved_from_unsolved_and_refuse_unknown_tasks(tmp_path):
     data, test = episodes(150), episodes(45, seed=1)
     reflector = fit_goals(data, GoalConfig())
     prob = judge_episodes(reflector, test)
-    assert metrics.auroc(prob, test.label) > 0.6 and reflector.slope < 0
+    assert auroc(prob, test.label) > 0.6 and reflector.slope < 0
     unknown = dataclasses.replace(test, sentences=["open the drawer", test.sentences[1]])
     judged = judge_episodes(reflector, unknown)
     assert np.array_equal(np.isnan(judged), test.sentence == 0)
@@ -271,7 +272,7 @@ def test_a_reflector_with_a_discount_says_how_far_the_task_is():
         way = (target > 0) & (target < 1) & np.isfinite(prob)
         error[discount] = np.abs(prob - target)[way].mean()
     assert error[0.8] < 0.8 * error[0.0], error
-    assert metrics.auroc(prob[np.isfinite(prob)], new.label[np.isfinite(prob)]) > 0.9
+    assert auroc(prob[np.isfinite(prob)], new.label[np.isfinite(prob)]) > 0.9
     with pytest.raises(UserError, match="below 1"):
         train_on_episodes(new, dataclasses.replace(config, discount=1.0), make())
 
