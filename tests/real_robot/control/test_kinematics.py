@@ -45,7 +45,7 @@ def test_inverse_kinematics_reaches_a_pose() -> None:
         np.testing.assert_allclose(kinematics.frame(q), goal, atol=1e-4)
 
 
-@pytest.mark.parametrize("angle", [1e-4, 0.3, 2.0, math.pi - 1e-4, math.pi])
+@pytest.mark.parametrize("angle", [1e-4, 0.3, 2.0, math.pi - 0.01, math.pi])
 def test_a_turn_is_cut_on_its_way(angle: float) -> None:
     for _ in range(10):
         start = kinematics.frame((kinematics.HOME + RNG.normal(0.0, 0.5, 7)).tolist())
@@ -58,7 +58,7 @@ def test_a_turn_is_cut_on_its_way(angle: float) -> None:
         # A quarter of the way, four times, in the same direction; half a turn has two directions.
         quarter = turned(part) @ turned(start).T
         np.testing.assert_allclose(
-            np.linalg.matrix_power(quarter, 4) @ turned(start), turn, atol=1e-4
+            np.linalg.matrix_power(quarter, 4) @ turned(start), turn, atol=1e-6
         )
 
 
