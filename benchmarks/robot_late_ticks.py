@@ -102,10 +102,10 @@ def timed(watches: list[Stopwatch], priority: bool, interval: float) -> Any:
         watch = Stopwatch(robot, clock, log)
         watches.append(watch)
         before = sys.getswitchinterval()
-        sys.setswitchinterval(interval)
         try:
             # The stopwatch hides the clock from the ticker, which so asks for no priority itself.
             with real_time_priority(clock) if priority else nullcontext():
+                sys.setswitchinterval(interval)
                 return ticker.drive(watch, watch, guard, executor, decoder, log, **k)
         finally:
             sys.setswitchinterval(before)

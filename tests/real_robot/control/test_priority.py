@@ -10,7 +10,12 @@ import threading
 import pytest
 
 from embodyrl.real_robot.control.clocks import PacedClock, RealClock
-from embodyrl.real_robot.control.priority import PRIORITY, priority_report, real_time_priority
+from embodyrl.real_robot.control.priority import (
+    PRIORITY,
+    SWITCH_INTERVAL,
+    priority_report,
+    real_time_priority,
+)
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setscheduler"), reason="Linux only")
 
@@ -23,9 +28,11 @@ def scheduling() -> tuple[int, int]:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may surely ask for priority")
 def test_the_thread_has_priority_and_what_it_starts_has_none() -> None:
     before = scheduling()
+    interval = sys.getswitchinterval()
     found: list[tuple[int, int]] = []
     with real_time_priority(RealClock()) as why:
         assert why == "" and scheduling() == (os.SCHED_FIFO, PRIORITY)
+        assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL)
         other = threading.Thread(target=lambda: found.append(scheduling()))
         other.start()
         other.join()
@@ -33,6 +40,7 @@ def test_the_thread_has_priority_and_what_it_starts_has_none() -> None:
             pass
         assert scheduling() == (os.SCHED_FIFO, PRIORITY)
     assert found == [(os.SCHED_OTHER, 0)] and scheduling() == before
+    assert sys.getswitchinterval() == interval
     assert priority_report(RealClock()) == f"real-time priority {PRIORITY}"
 
 
