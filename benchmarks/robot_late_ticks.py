@@ -113,6 +113,16 @@ def timed(watches: list[Stopwatch], priority: bool, interval: float) -> Any:
     return drive
 
 
+def spread(seconds: np.ndarray) -> dict[str, float]:
+    """Median and largest, in ms; nothing of nothing."""
+    if not len(seconds):
+        return {}
+    return {
+        "p50": round(float(np.median(seconds)) * 1e3, 1),
+        "max": round(float(seconds.max()) * 1e3, 1),
+    }
+
+
 def late_ticks(rows: np.ndarray, tick: float) -> dict[str, Any]:
     """What made ticks late.
 
@@ -128,9 +138,10 @@ def late_ticks(rows: np.ndarray, tick: float) -> dict[str, Any]:
     return {
         "ticks": len(rows),
         "late": round(float(bad.mean()), 5),
+        "late_percent": round(100 * float(bad.mean()), 2),
         "largest_part": dict(causes),
-        "ms_late": [round(float(x) * 1e3, 1) for x in sorted(late[bad])],
-        "ms_queued": [round(float(rows[k, 5]) * 1e3, 1) for k in np.flatnonzero(bad)],
+        "ms_late": spread(late[bad]),
+        "ms_queued_of_late": spread(rows[bad, 5]),
         "waited_for_lock": int((late[bad] - rows[bad, 5] >= 0.5 * tick).sum()),
         "p99_ms": {
             part: round(float(np.percentile(rows[:, k], 99)) * 1e3, 2)

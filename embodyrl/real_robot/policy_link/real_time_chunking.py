@@ -23,6 +23,8 @@ from embodyrl.types import Obs
 
 CANDIDATES = 8
 """Chunks that are drawn for one that shall go on as was planned."""
+GUIDED_STEPS = 10
+"""Least number of steps of a guided flow: each step goes some of the way to the plan."""
 PRIOR_STD = 0.2
 """How far, in normalised actions, an action spreads once the observation is known.
 
@@ -111,7 +113,7 @@ def sample_guided(
             f"{type(policy).__name__} is not a flow policy, so rtc cannot guide it. Use --mode "
             "naive or sync."
         )
-    steps = policy.config.num_denoise_steps
+    steps = max(policy.config.num_denoise_steps, GUIDED_STEPS)
     with torch.no_grad():
         context = policy.encode(obs)
         x = _initial_noises(policy, context, generator, count)
