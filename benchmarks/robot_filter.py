@@ -28,7 +28,9 @@ from embodyrl.real_robot.control.fuzz import fuzz
 from embodyrl.storage.provenance import git_commit, hardware, versions
 
 ROUNDS = 12
-ROUND_TICKS = 5000
+ROUND_TICKS = 2000
+PERCENTILES = ("p50", "p90", "p99", "own_p99")
+"""See ``robot_filter_ticks.py``."""
 HERE = Path(__file__).resolve()
 
 
@@ -47,19 +49,20 @@ def in_turns(other: Path) -> dict[str, Any]:
             )
             found[which].append(json.loads(done.stdout))
     medians = {
-        which: {k: round(float(np.median([r[k] for r in rows])), 1) for k in rows[0]}
+        which: {k: round(float(np.median([r[k] for r in rows])), 1) for k in PERCENTILES}
         for which, rows in found.items()
     }
-    ratios = [now["p50"] / old["p50"] for old, now in zip(*found.values(), strict=True)]
+    ratios = {
+        k: [now[k] / old[k] for old, now in zip(*found.values(), strict=True)] for k in PERCENTILES
+    }
     return {
         "commits": {"before": _commit(other), "now": git_commit()},
         "rounds": ROUNDS,
         "ticks": ROUND_TICKS,
         "processor_microseconds": medians,
-        "now_over_before": {
-            "median": round(float(np.median(ratios)), 3),
-            "rounds": [round(r, 3) for r in ratios],
-        },
+        "now_over_before": {k: round(float(np.median(rows)), 3) for k, rows in ratios.items()},
+        "rounds_now_over_before": {k: np.round(rows, 3).tolist() for k, rows in ratios.items()},
+        "real_time": all(row["real_time"] for rows in found.values() for row in rows),
     }
 
 

@@ -115,10 +115,10 @@ def unfiltered(seconds: float) -> str:
                     t, np.array([0.0, sign, 0.0, 1.0], np.float32), RobotState(t, goal, np.zeros(7))
                 )
                 before = goal
+                pose = kinematics.hand_frame(decoder.position, decoder.rotation)
                 for _ in range(20):
-                    goal = kinematics.ik_step(
-                        goal, decoder.position, decoder.rotation, fr3.q_min, fr3.q_max
-                    )
+                    low, high = fr3.q_min.tolist(), fr3.q_max.tolist()
+                    goal = np.array(kinematics.ik_step(goal.tolist(), pose, low, high))
             share = t * HZ % 1.0
             control.writeOnce(franka.JointPositions((before + share * (goal - before)).tolist()))
     except franka.ControlException as error:

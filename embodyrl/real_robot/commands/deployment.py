@@ -27,7 +27,8 @@ from embodyrl.real_robot.control.inference import Inference, ThreadInference, Vi
 from embodyrl.real_robot.control.joint_safety import JointSafetyConfig
 from embodyrl.real_robot.control.joint_space import joint_space
 from embodyrl.real_robot.control.operator import Operator
-from embodyrl.real_robot.control.preflight import preflight, print_checks
+from embodyrl.real_robot.control.preflight import Check, preflight, print_checks
+from embodyrl.real_robot.control.priority import priority_report
 from embodyrl.real_robot.control.safety import SafetyFilter
 from embodyrl.real_robot.control.ticker import drive
 from embodyrl.real_robot.logs.mcap_log import RunLog
@@ -70,6 +71,8 @@ class Deployment:
             connected.robot, self.client.infer, self.client.metadata, connected.safety,
             self.execution, charged=self.latency_of,
         )  # fmt: skip
+        if not connected.simulated:
+            checks.append(Check("control loop", True, priority_report(connected.clock)))
         print_checks(checks)
         if not all(check.ok for check in checks):
             raise UserError(

@@ -65,9 +65,9 @@ def _force_problem(config: Safety, now: float, state: RobotState) -> str:
     stamp = state.stamp if state.force_stamp is None else state.force_stamp
     if wrong := age_problem("force at the hand", stamp, now, config.max_state_age):
         return wrong
-    if state.force.shape != (3,) or not math.isfinite(sum(state.force.tolist())):
+    force = math.hypot(*state.force.tolist()) if state.force.shape == (3,) else math.nan
+    if not math.isfinite(force):
         return "the measured force at the hand is not three finite numbers"
-    force = math.hypot(*state.force.tolist())
     return "" if force <= config.max_force else f"force: {force:.0f} N at the hand"
 
 

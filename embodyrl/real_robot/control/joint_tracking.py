@@ -9,13 +9,12 @@ reference does. Online trajectories come from ruckig (Berscheid and Kroeger, 202
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 from ruckig import (
     ControlInterface,
     InputParameter,
-    OutputParameter,
     Ruckig,
     RuckigError,
     Synchronization,
@@ -47,11 +46,11 @@ class JointTracker:
     ) -> None:
         self._tick = tick
         self._n = len(limits.q_min)
-        self._ruckig = Ruckig(self._n, tick)
+        self._ruckig = Ruckig(self._n)
         self._stopper = Stopper(limits)
         way = Synchronization.Time if together else Synchronization.No
         self._in = _ruckig_inputs(limits, share, way)
-        self._out = OutputParameter(self._n)
+        self._path = Trajectory(self._n)
         # One row of constants per joint, in the order of the fields of ``_Joint``.
         r = limits
         decel2 = 2.0 * usable_deceleration(limits)
@@ -77,32 +76,29 @@ class JointTracker:
         """
         joints = self._joints
         inputs = self._in
-        out = self._out
         # Velocity limits for this tick: they fall as a joint comes near one of its ends.
-        caps = [
-            joint.caps(q, dq) for joint, q, dq in zip(joints, before[0], before[1], strict=True)
-        ]
+        lows = []
+        highs = []
+        arrivals = []
+        for joint, q, dq, to, v in zip(joints, *before[:2], q_ref, v_ref, strict=True):
+            low, high = joint.caps(q, dq)
+            lows.append(low)
+            highs.append(high)
+            arrivals.append(joint.arrive(v, to - q, dq, low, high))
         # One tick of the time-optimal jerk-limited trajectory to the reference.
         inputs.current_position, inputs.current_velocity, inputs.current_acceleration = before
         inputs.target_position = q_ref
-        inputs.target_velocity = [
-            joint.arrive(v, r - q, dq, cap)
-            for joint, v, r, q, dq, cap in zip(
-                joints, v_ref, q_ref, before[0], before[1], caps, strict=True
-            )
-        ]
-        inputs.min_velocity = [low for low, _ in caps]
-        inputs.max_velocity = [high for _, high in caps]
+        inputs.target_velocity = arrivals
+        inputs.min_velocity = lows
+        inputs.max_velocity = highs
         try:
-            if self._ruckig.update(inputs, out) < 0:
+            if self._ruckig.calculate(inputs, self._path) < 0:
                 return self.brake(before)
         except RuckigError:  # ruckig's search fails now and then, near the rounding error
             return self.brake(before)
-        q = out.new_position
-        dq = out.new_velocity
-        ddq = out.new_acceleration
+        q, dq, ddq = self._path.at_time(self._tick)
         # Joints that could not stop from there take the first tick of the stop instead.
-        able = [joint.can_stop(*each) for joint, *each in zip(joints, q, dq, ddq, strict=True)]
+        able = [joint.can_stop(p, v, a) for joint, p, v, a in zip(joints, q, dq, ddq, strict=True)]
         if not all(able):
             stop = self.brake(before)
             for k in range(self._n):
@@ -149,7 +145,8 @@ def _ruckig_inputs(limits: RobotLimits, share: float, way: Synchronization) -> I
     return inputs
 
 
-class _Joint(NamedTuple):
+@dataclass(slots=True)
+class _Joint:
     """The limits of one joint, drawn in; the velocity limit is sqrt(decel2 * room) - offset.
 
     ``room`` is the angle that is left to the end of the joint. The methods use plain comparisons,
@@ -170,11 +167,7 @@ class _Joint(NamedTuple):
     """rad from an end, beyond which the velocity limit is the constant ``dq_max``."""
 
     def can_stop(self, q: float, dq: float, ddq: float) -> bool:
-        """Whether the hardest stop from here keeps the velocity limit, and so both ends."""
-        return self._keeps(self.q_max - q, dq, ddq) and self._keeps(q - self.q_min, -dq, -ddq)
-
-    def _keeps(self, room: float, v: float, a: float) -> bool:
-        """``can_stop`` for one end, ``room`` away, with v and a towards that end.
+        """Whether the hardest stop from here keeps the velocity limit, and so both ends.
 
         With A and J the limits of acceleration and jerk, a stop has two phases. While the
         acceleration falls from a to -A, the velocity rises to at most v + a^2 / 2J, and the joint
@@ -182,9 +175,16 @@ class _Joint(NamedTuple):
         the velocity limit falls (at most D v / (v + offset), with D < A). So it is enough to check
         the peak velocity against the limit at the end of the first phase.
         """
-        if a < 0.0:
-            a = 0.0
-        peak = v + 0.5 * a * a / self.dddq_max
+        rise = 0.5 * ddq * ddq / self.dddq_max
+        up = self.q_max - q
+        down = q - self.q_min
+        # Written so that values that are not numbers (NaN) are refused.
+        if ddq > 0.0:
+            return self._keeps(up, dq + rise, ddq) and self._keeps(down, -dq, 0.0)
+        return self._keeps(up, dq, 0.0) and self._keeps(down, rise - dq, -ddq)
+
+    def _keeps(self, room: float, peak: float, a: float) -> bool:
+        """``can_stop`` for one end, ``room`` away, with peak velocity and a towards that end."""
         if peak <= 0.0:  # the joint moves away from this end
             return True
         room -= peak * (a + self.ddq_max) / self.dddq_max
@@ -205,16 +205,17 @@ class _Joint(NamedTuple):
             above -= lead
         else:
             below += lead
-        return -self._cap(below), self._cap(above)
+        top = 0.95 * self.dq_max
+        low = top if below >= self.open else self._cap(below)
+        high = top if above >= self.open else self._cap(above)
+        return -low, high
 
     def _cap(self, room: float) -> float:
-        """Largest velocity towards an end that is ``room`` away."""
-        if room >= self.open:
-            return 0.95 * self.dq_max
+        """Largest velocity towards an end that is ``room`` away, and near."""
         free = math.sqrt(self.decel2 * room) - self.offset if room > 0.0 else 0.0
         return 0.95 * (free if free > 1e-3 else 1e-3)
 
-    def arrive(self, v: float, way: float, dq: float, caps: tuple[float, float]) -> float:
+    def arrive(self, v: float, way: float, dq: float, low: float, high: float) -> float:
         """The velocity to arrive at the reference with: its own, as far as that can be reached.
 
         Asked to arrive faster than the distance allows, ruckig would first move back for a run-up.
@@ -223,17 +224,18 @@ class _Joint(NamedTuple):
             v: rad/s, velocity of the reference.
             way: rad from the joint to the reference.
             dq: rad/s, velocity of the joint.
-            caps: the velocity limits of ``caps``.
+            low: lowest velocity of ``caps``.
+            high: largest velocity of ``caps``.
         """
         if -1e-6 < v < 1e-6:
             return 0.0
         # v^2 = dq^2 + 2 a s, with half of the acceleration limit, over the distance ``way``.
         if v > 0.0:
             square = (dq * dq if dq > 0.0 else 0.0) + (self.ddq_max * way if way > 0.0 else 0.0)
-            top = 0.9 * caps[1]
+            top = 0.9 * high
             fast = v if v * v <= square else math.sqrt(square)
             return fast if fast < top else top
         square = (dq * dq if dq < 0.0 else 0.0) + (-self.ddq_max * way if way < 0.0 else 0.0)
-        top = 0.9 * caps[0]
+        top = 0.9 * low
         fast = v if v * v <= square else -math.sqrt(square)
         return fast if fast > top else top

@@ -1,17 +1,19 @@
-"""Kinematics of one Franka arm: forward, Jacobian and a step of inverse, in tens of microseconds.
+"""Kinematics of one Franka arm: forward, Jacobian and a step of inverse, in microseconds.
 
 The simulator's ``kinematics`` does the same for N arms at once, and pays numpy's overhead for each
-operation. A safety filter has one arm and little time, so the chain is written in plain floats.
-FR3 and Panda share one Denavit-Hartenberg table.
+operation. A safety filter has one arm and little time, so all that it needs at each tick is written
+in plain floats. FR3 and Panda share one Denavit-Hartenberg table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import atan2, cos, pi, sin, sqrt
+from operator import add, sub
 
 import numpy as np
 
+from embodyrl.real_robot.control.least_squares import damped_step
 from embodyrl.real_robot.control.messages import Array
 
 FLANGE_TO_TCP = 0.107 + 0.1034
@@ -20,14 +22,19 @@ DOWN = np.diag([1.0, -1.0, -1.0])
 """Rotation of the hand that points straight down with its fingers along y."""
 HOME = np.array([0.0, -0.1, 0.0, -2.35, 0.0, 2.25, np.pi / 4])
 """(7,) rad, a posture with the hand pointing down; redundant motion is drawn towards it."""
-_UNIT = np.eye(6)
+_HOME = HOME.tolist()
 _HAND = sqrt(0.5)
 """Sine and cosine of 45 degrees, by which the hand is turned against the flange."""
+
+_HALF_TURN = 1.4e-3
+"""Sine of the angle below which the axis of a half turn cannot be told from its skew part."""
 
 Frame = tuple[float, ...]
 """A place and an orientation: origin (3), x axis (3), y axis (3), z axis (3)."""
 Axis = tuple[float, float, float, float, float, float]
 """An axis of a joint: a point on it (3) and its direction (3)."""
+Column = tuple[float, float, float, float, float, float]
+"""How the hand moves (3) and turns (3) with one joint: a column of the Jacobian."""
 
 
 def frame(q: Sequence[float]) -> Frame:
@@ -47,11 +54,72 @@ def tilt_trace(at: Frame) -> float:
     return _HAND * (at[3] - at[6] - at[4] - at[7]) - at[11]
 
 
+def hand_frame(position: Array, rotation: Array) -> Frame:
+    """Joint 7's frame where the hand is at ``position`` (3,) and turned by ``rotation`` (3, 3)."""
+    (xx, yx, zx), (xy, yy, zy), (xz, yz, zz) = rotation.tolist()
+    x, y, z = position.tolist()
+    h = _HAND
+    return (
+        x, y, z,
+        h * (xx + yx), h * (xy + yy), h * (xz + yz),
+        h * (yx - xx), h * (yy - xy), h * (yz - xz),
+        zx, zy, zz,
+    )  # fmt: skip
+
+
 def turn_trace(one: Frame, other: Frame) -> float:
     """1 + 2 cos(angle) for the angle between the orientations of two frames."""
     (_, _, _, a, b, c, d, e, f, g, h, i) = one
     (_, _, _, j, k, m, n, o, p, q, r, s) = other
     return a * j + b * k + c * m + d * n + e * o + f * p + g * q + h * r + i * s
+
+
+def turn_sine(one: Frame, other: Frame) -> tuple[float, float, float]:
+    """Axis, times the sine of the angle, of the rotation that turns ``one`` into ``other``."""
+    (_, _, _, a, b, c, d, e, f, g, h, i) = one
+    (_, _, _, j, k, m, n, o, p, q, r, s) = other
+    # Half of the sum of the cross products of their axes: the skew part of the rotation.
+    return (
+        0.5 * (b * m - c * k + e * p - f * o + h * s - i * r),
+        0.5 * (c * j - a * m + f * n - d * p + i * q - g * s),
+        0.5 * (a * k - b * j + d * o - e * n + g * r - h * q),
+    )
+
+
+def turned_at_most(start: Frame, goal: Frame, angle: float) -> Frame:
+    """``goal``, but if it is turned by more than ``angle`` rad against ``start``, by that much."""
+    trace = turn_trace(start, goal)
+    if trace >= 1.0 + 2.0 * cos(angle):
+        return goal
+    x, y, z = turn_sine(start, goal)
+    sine = sqrt(x * x + y * y + z * z)
+    if atan2(sine, 0.5 * (trace - 1.0)) <= angle:
+        return goal
+    if trace < 0.0 and sine < _HALF_TURN:  # half a turn: the skew part vanishes
+        x, y, z = _half_turn_axis(start, goal)
+        sine = 1.0
+    # Rodrigues' formula for each of the axes.
+    x /= sine
+    y /= sine
+    z /= sine
+    c = cos(angle)
+    s = sin(angle)
+    turned = list(goal[:3])
+    for k in (3, 6, 9):
+        u, v, w = start[k : k + 3]
+        along = (1.0 - c) * (x * u + y * v + z * w)
+        turned.append(c * u + s * (y * w - z * v) + along * x)
+        turned.append(c * v + s * (z * u - x * w) + along * y)
+        turned.append(c * w + s * (x * v - y * u) + along * z)
+    return tuple(turned)
+
+
+def _half_turn_axis(start: Frame, goal: Frame) -> tuple[float, float, float]:
+    """The axis a of a half turn R = 2 a a' - 1, from the longest column of R + 1."""
+    turn = np.reshape(goal[3:], (3, 3)).T @ np.reshape(start[3:], (3, 3)) + np.eye(3)
+    x, y, z = turn[:, int(turn.diagonal().argmax())].tolist()
+    length = sqrt(x * x + y * y + z * z)
+    return x / length, y / length, z / length
 
 
 def chain(q: Sequence[float]) -> tuple[Frame, tuple[Axis, ...]]:
@@ -139,6 +207,19 @@ def chain(q: Sequence[float]) -> tuple[Frame, tuple[Axis, ...]]:
     return last, axes
 
 
+def jacobian_columns(at: Frame, axes: tuple[Axis, ...]) -> list[Column]:
+    """The geometric Jacobian of the tool centre point by columns, one per joint of ``chain``."""
+    px, py, pz, *_ = at
+    columns = []
+    for ox, oy, oz, ax, ay, az in axes:
+        # axis x (tip - origin), then the axis itself.
+        rx = px - ox
+        ry = py - oy
+        rz = pz - oz
+        columns.append((ay * rz - az * ry, az * rx - ax * rz, ax * ry - ay * rx, ax, ay, az))
+    return columns
+
+
 def forward(q: Array) -> tuple[Array, Array, Array]:
     """Pose and geometric Jacobian of the tool centre point.
 
@@ -151,13 +232,6 @@ def forward(q: Array) -> tuple[Array, Array, Array]:
     """
     at, axes = chain(q.tolist())
     px, py, pz, xx, xy, xz, yx, yy, yz, zx, zy, zz = at
-    # Column i of the Jacobian: axis_i x (tip - origin_i), then axis_i itself.
-    columns = []
-    for ox, oy, oz, ax, ay, az in axes:
-        rx = px - ox
-        ry = py - oy
-        rz = pz - oz
-        columns.append((ay * rz - az * ry, az * rx - ax * rz, ax * ry - ay * rx, ax, ay, az))
     # The hand is turned by -45 degrees about z against the last frame.
     h = _HAND
     rotation = np.array(
@@ -167,7 +241,7 @@ def forward(q: Array) -> tuple[Array, Array, Array]:
             [h * (xz - yz), h * (yz + xz), zz],
         ]
     )
-    return np.array([px, py, pz]), rotation, np.array(columns).T
+    return np.array([px, py, pz]), rotation, np.array(jacobian_columns(at, axes)).T
 
 
 def rotation_vector(rotation: Array) -> Array:
@@ -200,23 +274,21 @@ def exp_rotation(vector: Array) -> Array:
 
 
 def ik_step(
-    q: Array,
-    position: Array,
-    rotation: Array,
-    q_min: Array,
-    q_max: Array,
+    q: list[float],
+    goal: Frame,
+    q_min: list[float],
+    q_max: list[float],
     max_step: float = 0.3,
     posture_gain: float = 0.1,
     damping: float = 0.02,
-) -> Array:
+) -> list[float]:
     """One damped least-squares step towards a pose (Nakamura and Hanafusa, 1986).
 
     The redundant motion, in the null space of the Jacobian, goes towards the posture ``HOME``.
 
     Args:
         q: (7,) rad, where to start.
-        position: (3,) m, goal.
-        rotation: (3, 3) goal.
+        goal: of joint 7, see ``hand_frame``.
         q_min: (7,) rad, smallest angles.
         q_max: (7,) rad, largest angles.
         max_step: rad that the fastest joint may turn; the others turn in proportion.
@@ -226,19 +298,23 @@ def ik_step(
     Returns:
         The new angles (7,).
     """
-    here, turned, jacobian = forward(q)
-    (_, b, c), (d, _, f), (g, h, _) = (rotation @ turned.T).tolist()
-    (x, y, z) = position.tolist()
-    (u, v, w) = here.tolist()
+    here, axes = chain(q)
     # The error of the pose. Its rotation is sin(angle) * axis: the reference is never far ahead, so
     # the sine is close to the angle.
-    error = np.array([x - u, y - v, z - w, 0.5 * (h - f), 0.5 * (c - g), 0.5 * (d - b)])
-    # The step is posture + J' (J J' + damping^2 I)^-1 (error - J posture).
-    posture = posture_gain * (HOME - q)
-    gram = jacobian @ jacobian.T + damping * damping * _UNIT
-    step = posture + jacobian.T @ np.linalg.solve(gram, error - jacobian @ posture)
+    x, y, z = map(sub, goal[:3], here[:3])
+    error = (x, y, z, *turn_sine(here, goal))
+    posture = [posture_gain * (home - angle) for home, angle in zip(_HOME, q, strict=True)]
+    step = damped_step(jacobian_columns(here, axes), posture, error, damping)
     # Bound the step, and keep it inside the limits of the joints.
-    largest = max(map(abs, step.tolist()))
+    largest = max(map(abs, step))
     if largest > max_step:
-        step *= max_step / largest
-    return np.minimum(np.maximum(q + step, q_min), q_max)
+        step = [by * (max_step / largest) for by in step]
+    return clamp(list(map(add, q, step)), q_min, q_max)
+
+
+def clamp(x: Sequence[float], low: Sequence[float], high: Sequence[float]) -> list[float]:
+    """Each number, at least ``low`` and at most ``high``; ``min`` and ``max`` would take longer."""
+    return [
+        least if value < least else most if value > most else value
+        for value, least, most in zip(x, low, high, strict=True)
+    ]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from embodyrl.real_robot.control.joint_safety import JointSafetyConfig
 from embodyrl.real_robot.control.joint_tracking import Motion
-from embodyrl.real_robot.control.messages import Array, JointTarget
-from embodyrl.real_robot.control.reference_tracking import ReferenceTracker, clamp
+from embodyrl.real_robot.control.kinematics import clamp
+from embodyrl.real_robot.control.messages import JointTarget
+from embodyrl.real_robot.control.reference_tracking import ReferenceTracker
 
 RATE = 0.9
 """Share of the largest speed at which the reference moves, so that the motors can catch up."""
@@ -39,16 +38,16 @@ class MotorTracker(ReferenceTracker):
                 )
         return ""
 
-    def start(self, q: Array) -> None:
+    def start(self, q: list[float]) -> None:
         """Starts at rest at the positions q (n,)."""
         self._begin(q)
         self.restart_reference()
 
     def restart_reference(self) -> None:
         """Puts the reference to where the arm is told to be now."""
-        self._q_ref = np.array(self.motion[0])
+        self._q_ref = self.motion[0]
 
-    def follow(self, measured: Array, target: JointTarget) -> None:
+    def follow(self, measured: list[float], target: JointTarget) -> None:
         """Moves on by one tick towards the target, or as far as the arm can still stop.
 
         Args:
@@ -56,12 +55,11 @@ class MotorTracker(ReferenceTracker):
             target: finite.
         """
         # Each motor keeps its lead by itself: a gripper that holds something stops no other.
-        lead = self.config.max_lead
-        goal = clamp(target.q, self._ref_low, self._ref_high)
-        q_ref = clamp(goal, self._q_ref - self._step, self._q_ref + self._step)
-        self._take(self._track(clamp(q_ref, measured - lead, measured + lead)), measured)
+        goal = clamp(target.q.tolist(), self._ref_low, self._ref_high)
+        q_ref = _within(self._step, self._q_ref, goal)
+        self._take(self._track(_within(self.config.max_lead, measured, q_ref)), measured)
 
-    def _take(self, motion: Motion, measured: Array) -> None:
+    def _take(self, motion: Motion, measured: list[float]) -> None:
         """Moves on to ``motion``, but brakes each motor that would lead too far by it.
 
         The limits of the motors are kept by ``joint_tracking``.
@@ -74,7 +72,7 @@ class MotorTracker(ReferenceTracker):
             for told, before, at in zip(
                 zip(end, q, strict=True),
                 zip(self._end, self.motion[0], strict=True),
-                measured.tolist(),
+                measured,
                 strict=True,
             )
         ]
@@ -93,3 +91,8 @@ class MotorTracker(ReferenceTracker):
             abs(new - at) > self.config.max_lead and abs(new - at) > abs(old - at)
             for new, old in zip(told, before, strict=True)
         )
+
+
+def _within(most: float, centre: list[float], x: list[float]) -> list[float]:
+    """Each number of ``x``, at most ``most`` away from that of ``centre``."""
+    return clamp(x, [c - most for c in centre], [c + most for c in centre])

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from operator import sub
 
-import numpy as np
-
 from embodyrl.real_robot.control.joint_tracking import JointTracker, Motion, Stopper
+from embodyrl.real_robot.control.kinematics import clamp
 from embodyrl.real_robot.control.limits import RobotLimits
 from embodyrl.real_robot.control.messages import Array
 
@@ -43,47 +42,47 @@ class ReferenceTracker:
         together: bool,
     ) -> None:
         self._safe = safe
-        self._ref_low = ref_low
-        self._ref_high = ref_high
+        self._ref_low: list[float] = ref_low.tolist()
+        self._ref_high: list[float] = ref_high.tolist()
         self._tick = tick
         self._max_lead = max_lead
         self._joints = JointTracker(safe, tick, follow, together)
         self._stopper = Stopper(safe)
         self.motion: Motion = ([], [], [])
         self._end: list[float] = []  # where the stop from the last accepted step ends
-        self._q_ref = np.zeros(0)
+        self._q_ref: list[float] = []
 
-    def _begin(self, q: Array) -> None:
+    def _begin(self, q: list[float]) -> None:
         """Is at rest at the joint angles q (n,)."""
-        self.motion = (q.tolist(), [0.0] * len(q), [0.0] * len(q))
-        self._end = self.motion[0]
+        self.motion = (q, [0.0] * len(q), [0.0] * len(q))
+        self._end = q
 
     def brake(self) -> None:
         """Moves on by one tick of the hardest stop; at rest the arm stays where it is."""
         self.motion = self._joints.brake(self.motion)
 
-    def settle(self, measured: Array, goal: Array) -> bool:
+    def settle(self, measured: list[float], goal: list[float]) -> bool:
         """Moves on by one tick towards rest at the angles ``goal`` (n,), slowly.
 
         Returns:
             Whether the arm is there, at rest.
         """
         # The joint with the longest way moves at ``SETTLE_RATE``, the others in proportion.
-        way = goal - self._q_ref
-        longest = float(np.abs(way).max())
+        way = list(map(sub, goal, self._q_ref))
+        longest = max(map(abs, way))
         share = min(SETTLE_RATE * self._tick / longest, 1.0) if longest else 1.0
-        self._take(self._track(self._q_ref + way * share if longest else goal), measured)
+        q_ref = [q + share * left for q, left in zip(self._q_ref, way, strict=True)]
+        self._take(self._track(q_ref), measured)
         q, dq, _ = self.motion
-        here = max(map(abs, map(sub, q, goal.tolist()))) <= SETTLED
-        return here and max(map(abs, dq)) <= SETTLED
+        return max(map(abs, map(sub, q, goal))) <= SETTLED and max(map(abs, dq)) <= SETTLED
 
-    def _track(self, q_ref: Array) -> Motion:
+    def _track(self, q_ref: list[float]) -> Motion:
         """The motion of one tick that follows the reference to ``q_ref`` (n,)."""
-        velocity = ((q_ref - self._q_ref) / self._tick).tolist()
+        velocity = [(to - q) / self._tick for to, q in zip(q_ref, self._q_ref, strict=True)]
         self._q_ref = q_ref
-        return self._joints.follow(self.motion, q_ref.tolist(), velocity)
+        return self._joints.follow(self.motion, q_ref, velocity)
 
-    def _take(self, motion: Motion, measured: Array) -> None:
+    def _take(self, motion: Motion, measured: list[float]) -> None:
         """Moves on to ``motion`` if it keeps the bounds, else by one tick of the hardest stop."""
         raise NotImplementedError
 
@@ -96,19 +95,15 @@ class ReferenceTracker:
                 return False
         return True
 
-    def _near(self, measured: Array, q_ref: Array) -> Array:
+    def _near(self, measured: list[float], q_ref: list[float]) -> list[float]:
         """The reference, at most ``max_lead`` from the measured joints.
 
         All joints are drawn back in proportion. Drawn back one by one, they would lead the hand off
         its line, perhaps through a table.
         """
-        lead = q_ref - measured
-        far = max(map(abs, lead.tolist()))
+        far = max(map(abs, map(sub, q_ref, measured)))
         if far <= self._max_lead:
             return q_ref
-        return clamp(measured + lead * (self._max_lead / far), self._ref_low, self._ref_high)
-
-
-def clamp(x: Array, low: Array | float, high: Array | float) -> Array:
-    """Like np.clip, with a third of its overhead."""
-    return np.minimum(np.maximum(x, low), high)
+        share = self._max_lead / far
+        near = [q + share * (to - q) for to, q in zip(q_ref, measured, strict=True)]
+        return clamp(near, self._ref_low, self._ref_high)

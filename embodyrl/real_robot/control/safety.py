@@ -80,7 +80,7 @@ class SafetyFilter:
         self._force_check = RepeatedForceCheck(config)
         self._estop_reason: str | None = None  # set by ``estop``, obeyed by the next tick
         # Where the arm goes in HOLD after ``clear``, (n,) rad: to where it was measured.
-        self._settle: np.ndarray | None = None
+        self._settle: list[float] | None = None
 
     # ---- What the ticker and the person may ask for.
 
@@ -99,7 +99,7 @@ class SafetyFilter:
         if self.command is None:
             q = state.q.astype(float)
             width = min(max(state.width, 0.0), MAX_WIDTH)
-            self._tracker.start(q)
+            self._tracker.start(q.tolist())
             self.command = Command(now, q, 0.0 * q, 0.0 * q, width, Mode.HOLD)
         self._restart(now, state)
 
@@ -182,14 +182,14 @@ class SafetyFilter:
         width = last.width
         if self.mode in _FOLLOWING and self._target is not None:
             # ``target_problem`` has checked that it is of the arm's kind.
-            self._tracker.follow(state.q, self._target)  # type: ignore[arg-type]
+            self._tracker.follow(state.q.tolist(), self._target)  # type: ignore[arg-type]
             width = min(max(self._target.width, 0.0), MAX_WIDTH)
         elif self._settle is not None:
-            if self._tracker.settle(state.q, self._settle):
+            if self._tracker.settle(state.q.tolist(), self._settle):
                 self._settle = None
         else:
             self._tracker.brake()
-        q, dq, ddq = (np.array(x) for x in self._tracker.motion)
+        q, dq, ddq = map(np.array, self._tracker.motion)
         self.command = Command(now, q, dq, ddq, width, self.mode, self.reason)
         self._last_tick = now
         self._sent.append((now, self._tracker.motion[0]))
@@ -306,7 +306,7 @@ class SafetyFilter:
         self._sent = deque([(now, told)], maxlen=4096)
         self._enter(now, Mode.HOLD, "started", force=True)
         self._tracker.restart_reference()
-        self._settle = state.q.astype(float)
+        self._settle = state.q.tolist()
 
     def _enter(self, now: float, mode: Mode, reason: str, force: bool = False) -> None:
         """Changes the mode. Without ``force`` FAULT is left only for ESTOP, and ESTOP never."""

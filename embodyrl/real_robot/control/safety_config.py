@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -81,7 +82,7 @@ class SafetyConfig:
     resume: str = "person"
     recover_reflex: bool = False
 
-    @property
+    @cached_property
     def robot_limits(self) -> limits.RobotLimits:
         """Of the robot's model."""
         return limits.limits_of(self.robot)

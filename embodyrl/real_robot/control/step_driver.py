@@ -17,6 +17,7 @@ from embodyrl.real_robot.control.episode import event_lines
 from embodyrl.real_robot.control.frozen_camera import FrozenCameraCheck
 from embodyrl.real_robot.control.messages import Mode
 from embodyrl.real_robot.control.operator import Operator
+from embodyrl.real_robot.control.priority import real_time_priority
 from embodyrl.real_robot.control.robot import NotReadyError, Robot
 from embodyrl.real_robot.control.safety import CONTACT_REASONS, Event, SafetyFilter
 from embodyrl.real_robot.control.ticker import AT_REST
@@ -249,8 +250,9 @@ class StepDriver:
 
     def _work(self) -> None:
         try:
-            while not self._closing:
-                self._tick()
+            with real_time_priority(self.clock):
+                while not self._closing:
+                    self._tick()
         except Exception as error:  # of the robot or the filter: raised in the owner's thread
             self._error = error
 

@@ -18,6 +18,7 @@ from embodyrl.real_robot.control.frozen_camera import FrozenCameraCheck
 from embodyrl.real_robot.control.limit_monitor import LimitMonitor
 from embodyrl.real_robot.control.messages import Command, JointTarget, Mode, RobotState, Target
 from embodyrl.real_robot.control.operator import HOLDS, LABELS, WISHES, Operator
+from embodyrl.real_robot.control.priority import real_time_priority
 from embodyrl.real_robot.control.rewind import Trail
 from embodyrl.real_robot.control.robot import NotReadyError, Robot, policy_sees
 from embodyrl.real_robot.control.safety import CONTACT_REASONS, Event, SafetyFilter
@@ -81,6 +82,14 @@ def drive(
     """
     ticker = _Ticker(robot, guard, executor, decoder, log, seconds, first_wait, operator, record)
     ticker.help_seconds = help_seconds
+    with real_time_priority(clock):
+        return _loop(ticker, clock, log, dry_run)
+
+
+def _loop(ticker: _Ticker, clock: Clock, log: RunLog | None, dry_run: bool) -> RobotEpisode:
+    """The ticks of ``drive``."""
+    robot = ticker.robot
+    guard = ticker.guard
     tick = guard.config.tick
     due = clock.now()
     late = 0

@@ -10,14 +10,15 @@ had passed the same test.
 from __future__ import annotations
 
 import math
-from operator import mul
+from math import sumprod
+from operator import sub
 
 import numpy as np
 
 from embodyrl.real_robot.control import kinematics, limits
 from embodyrl.real_robot.control.joint_tracking import Motion, usable_deceleration
-from embodyrl.real_robot.control.messages import Array, Target
-from embodyrl.real_robot.control.reference_tracking import ReferenceTracker, clamp
+from embodyrl.real_robot.control.messages import Target
+from embodyrl.real_robot.control.reference_tracking import ReferenceTracker
 from embodyrl.real_robot.control.safety_config import BOX_SLACK, TILT_SLACK, SafetyConfig
 
 IK_RATE = 3.0
@@ -30,6 +31,7 @@ _REACHES = (0.95, 0.95, 0.71, 0.63, 0.23, 0.23, 0.0)
 """m from the axis of each joint to the tool centre point, at most."""
 GRACE = 2.2
 """Share of the slack within which the arm may start: it may have stopped at the boundary."""
+_DOWN = kinematics.hand_frame(np.zeros(3), kinematics.DOWN)
 
 
 class Tracker(ReferenceTracker):
@@ -38,8 +40,6 @@ class Tracker(ReferenceTracker):
     def __init__(self, config: SafetyConfig) -> None:
         self.config = config
         safe = limits.limits_of(config.robot).inside()
-        self._low = np.array(config.box_low)
-        self._high = np.array(config.box_high)
         # The reference stays away from the ends of the joints, where the velocity limit is zero.
         dead = safe.offset**2 / (2.0 * usable_deceleration(safe)) + 2e-3
         # Joints that arrive at the same time keep the hand near the straight line.
@@ -47,7 +47,7 @@ class Tracker(ReferenceTracker):
             safe, safe.q_min + dead, safe.q_max - dead, config.tick, config.follow,
             config.max_lead, together=True,
         )  # fmt: skip
-        # The angles below which a hand is tilted too far, or turns too fast, as traces.
+        # The angles beyond which a hand is tilted too far, or turns too fast, as traces.
         self._tilt_trace = 1.0 + 2.0 * math.cos(config.max_tilt)
         self._turn_trace = 1.0 + 2.0 * math.cos(config.ee_turn * config.tick)
         self._ddq_max = safe.ddq_max.tolist()
@@ -72,7 +72,7 @@ class Tracker(ReferenceTracker):
             )
         return ""
 
-    def start(self, q: Array) -> None:
+    def start(self, q: list[float]) -> None:
         """Starts at rest at the joint angles q (7,)."""
         self._begin(q)
         self._excess = max(self._slack_used(kinematics.frame(self.motion[0])), 0.0)
@@ -80,11 +80,11 @@ class Tracker(ReferenceTracker):
 
     def restart_reference(self) -> None:
         """Puts the reference to where the arm is told to be now."""
-        self._q_ref = np.array(self.motion[0])
-        self._position, self._rotation, _ = kinematics.forward(self._q_ref)
+        self._q_ref = self.motion[0]
         self._at = kinematics.frame(self.motion[0])  # of the commanded hand
+        self._goal = self._at  # the reference pose
 
-    def follow(self, measured: Array, target: Target) -> None:
+    def follow(self, measured: list[float], target: Target) -> None:
         """Moves on by one tick towards the target, or as far as the arm can still stop.
 
         Args:
@@ -96,7 +96,7 @@ class Tracker(ReferenceTracker):
         self._move_reference(target)
         # 2. One step of inverse kinematics from the last reference angles towards that pose.
         q_ref = kinematics.ik_step(
-            self._q_ref, self._position, self._rotation, self._ref_low, self._ref_high,
+            self._q_ref, self._goal, self._ref_low, self._ref_high,
             max_step=IK_RATE * c.tick, posture_gain=POSTURE_RATE * c.tick,
         )  # fmt: skip
         # 3. Keep the reference near the measured joints and inside the joint limits.
@@ -106,7 +106,7 @@ class Tracker(ReferenceTracker):
         # 5. Take the step if it keeps the bounds.
         self._take(motion, measured)
 
-    def _take(self, motion: Motion, measured: Array) -> None:
+    def _take(self, motion: Motion, measured: list[float]) -> None:
         """Moves on to ``motion`` if it keeps the bounds, else by one tick of the hardest stop.
 
         The stop from an accepted step ends where it was foreseen, so braking does not increase what
@@ -125,7 +125,7 @@ class Tracker(ReferenceTracker):
                 0.0,
             )
             may = max(min(self._excess + SLIDE, 2.0), self._excess, 1.0)
-            if used <= may and self._keeps_lead(motion[0], end, measured.tolist()):
+            if used <= may and self._keeps_lead(motion[0], end, measured):
                 self.motion = motion
                 self._at = at
                 self._end = end
@@ -155,24 +155,39 @@ class Tracker(ReferenceTracker):
         """
         c = self.config
         # Until its acceleration is gone, a joint's velocity still changes by a^2 / 2J.
-        dq = []
-        for rate, a, share in zip(motion[1], motion[2], self._half_over_jerk, strict=True):
-            peak = rate + a * abs(a) * share
-            dq.append(peak if peak * a > 0.0 else rate)
+        dq = [
+            peak if (peak := rate + a * abs(a) * share) * a > 0.0 else rate
+            for rate, a, share in zip(motion[1], motion[2], self._half_over_jerk, strict=True)
+        ]
         size = list(map(abs, dq))
-        if sum(map(mul, size, _REACHES)) <= c.ee_speed and sum(size) <= c.ee_turn:
+        if sumprod(size, _REACHES) <= c.ee_speed and sum(size) <= c.ee_turn:
             return True
-        # The hand's velocity is v - t a, summed over the joints that still move at time t.
+        # When each joint comes to rest, and how fast it slows down; what moves longest comes first.
         moving = []
+        columns = kinematics.jacobian_columns(at, axes)
+        for rate, most, column in zip(dq, self._ddq_max, columns, strict=True):
+            slows = most if rate > 0.0 else -most
+            moving.append((rate / slows, slows, column))
+        moving.sort(reverse=True)
+        # The hand's velocity is v - t a, summed over the joints that still move at time t.
+        speed = c.ee_speed * c.ee_speed
+        turn = c.ee_turn * c.ee_turn
         vx = vy = vz = wx = wy = wz = 0.0
         ax = ay = az = bx = by = bz = 0.0
-        px, py, pz, *_ = at
-        for (ox, oy, oz, ux, uy, uz), rate, most in zip(axes, dq, self._ddq_max, strict=True):
-            x = uy * (pz - oz) - uz * (py - oy)
-            y = uz * (px - ox) - ux * (pz - oz)
-            z = ux * (py - oy) - uy * (px - ox)
-            slows = most if rate > 0.0 else -most
-            moving.append((rate / slows, rate, slows, x, y, z, ux, uy, uz))
+        for t, slows, (x, y, z, ux, uy, uz) in moving:
+            # At the moment when this joint comes to rest.
+            sx = vx - t * ax
+            sy = vy - t * ay
+            sz = vz - t * az
+            if sx * sx + sy * sy + sz * sz > speed:
+                return False
+            sx = wx - t * bx
+            sy = wy - t * by
+            sz = wz - t * bz
+            if sx * sx + sy * sy + sz * sz > turn:
+                return False
+            # Before that moment it moves, too.
+            rate = t * slows
             vx += x * rate
             vy += y * rate
             vz += z * rate
@@ -185,35 +200,8 @@ class Tracker(ReferenceTracker):
             bx += ux * slows
             by += uy * slows
             bz += uz * slows
-        moving.sort()
-        speed = c.ee_speed * c.ee_speed
-        turn = c.ee_turn * c.ee_turn
-        if vx * vx + vy * vy + vz * vz > speed or wx * wx + wy * wy + wz * wz > turn:
-            return False
-        for t, rate, slows, x, y, z, ux, uy, uz in moving:
-            sx = vx - t * ax
-            sy = vy - t * ay
-            sz = vz - t * az
-            if sx * sx + sy * sy + sz * sz > speed:
-                return False
-            sx = wx - t * bx
-            sy = wy - t * by
-            sz = wz - t * bz
-            if sx * sx + sy * sy + sz * sz > turn:
-                return False
-            vx -= x * rate
-            vy -= y * rate
-            vz -= z * rate
-            wx -= ux * rate
-            wy -= uy * rate
-            wz -= uz * rate
-            ax -= x * slows
-            ay -= y * slows
-            az -= z * slows
-            bx -= ux * slows
-            by -= uy * slows
-            bz -= uz * slows
-        return True
+        # At the beginning all move.
+        return vx * vx + vy * vy + vz * vz <= speed and wx * wx + wy * wy + wz * wz <= turn
 
     def _slack_used(self, at: kinematics.Frame) -> float:
         """How far the hand is beyond the workspace or the tilt, as a share of the slack."""
@@ -237,22 +225,14 @@ class Tracker(ReferenceTracker):
     def _move_reference(self, target: Target) -> None:
         """Moves the reference pose: inside the box, within the tilt, and at a bounded speed."""
         c = self.config
-        # Position: straight towards the nearest point of the box.
-        way = clamp(target.position, self._low, self._high) - self._position
-        length = math.sqrt(float(way @ way))
-        if length > c.ee_speed * c.tick:
-            way *= c.ee_speed * c.tick / length
-        self._position = self._position + way
+        goal = kinematics.hand_frame(target.position, target.rotation)
         # Rotation: towards the nearest rotation within max_tilt of pointing down.
-        goal = _turned_at_most(kinematics.DOWN, target.rotation, c.max_tilt)
-        self._rotation = _turned_at_most(self._rotation, goal, c.ee_turn * c.tick)
-
-
-def _turned_at_most(start: Array, goal: Array, angle: float) -> Array:
-    """The rotation ``goal``, or if that is too far from ``start``, ``angle`` rad of the way."""
-    # Near enough, by the trace of the rotation goal @ start.T, which is 1 + 2 cos(angle).
-    if float(np.vdot(goal, start)) >= 1.0 + 2.0 * math.cos(angle):
-        return goal
-    turn = kinematics.rotation_vector(goal @ start.T)
-    length = math.sqrt(float(turn @ turn))
-    return goal if length <= angle else kinematics.exp_rotation(turn * (angle / length)) @ start
+        goal = kinematics.turned_at_most(_DOWN, goal, c.max_tilt)
+        goal = kinematics.turned_at_most(self._goal, goal, c.ee_turn * c.tick)
+        # Position: straight towards the nearest point of the box.
+        x, y, z, *_ = self._goal
+        dx, dy, dz = map(sub, kinematics.clamp(goal[:3], c.box_low, c.box_high), (x, y, z))
+        length = math.hypot(dx, dy, dz)
+        most = c.ee_speed * c.tick
+        share = most / length if length > most else 1.0
+        self._goal = (x + share * dx, y + share * dy, z + share * dz, *goal[3:])

@@ -145,8 +145,11 @@ class CheckpointPolicy:
                 "with --mode sync, naive or ensemble, or serve it without --base."
             )
         previous = torch.tensor(request["previous"])[None].to(self.device)
-        delay, count = request["delay"], self._proposals()
-        weights = rtc_weights(previous.shape[1], delay, request["execute"]).to(self.device)
+        horizon, delay, execute = previous.shape[1], request["delay"], request["execute"]
+        count = self._proposals()
+        # The first action of its own is held, too: there the arm goes over to the new chunk.
+        held = min(delay + 1, horizon - execute)
+        weights = rtc_weights(horizon, held, execute).to(self.device)
         # A policy that was trained to continue a prefix needs no guidance.
         if 0 < delay <= getattr(self.policy.config, "max_prefix", 0):
             chunks = sample_after(self.policy, obs, previous, delay, self._generator, count)

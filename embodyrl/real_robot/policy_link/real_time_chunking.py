@@ -23,6 +23,14 @@ from embodyrl.types import Obs
 
 CANDIDATES = 8
 """Chunks that are drawn for one that shall go on as was planned."""
+GUIDED_STEPS = 10
+"""Least number of steps of a guided flow: each step goes some of the way to the plan."""
+PRIOR_STD = 0.2
+"""How far, in normalised actions, an action spreads once the observation is known.
+
+arXiv:2506.07339 takes 1, as if nothing were known. Then guidance is weak in the middle of the flow
+(A. Soare, Smooth-As-Butter Robot Policies, 2025).
+"""
 
 
 def rtc_weights(horizon: int, delay: int, execute: int) -> Tensor:
@@ -80,14 +88,14 @@ def sample_guided(
     weights: Tensor,
     generator: torch.Generator,
     count: int = 1,
-    max_guidance: float = 5.0,
 ) -> Tensor:
     """Action chunks that continue the previous one, by guided inpainting.
 
     It follows arXiv:2506.07339, eqs. 2 to 4. In this project t = 1 is noise, so the predicted data
     are x - t v. Each step corrects the velocity by a strength times the gradient of the weighted
     squared distance between the predicted and the previous chunk. The strength is
-    min(beta, t / ((1 - t) r^2)), with r^2 = t^2 / ((1 - t)^2 + t^2).
+    min(K, t / ((1 - t) r^2)), with r^2 = s^2 t^2 / (s^2 (1 - t)^2 + t^2) and s = ``PRIOR_STD``. One
+    of K steps at strength K moves x by the whole distance, so more would overshoot.
 
     Args:
         policy: a flow policy such as ``FlowVLA``.
@@ -96,7 +104,6 @@ def sample_guided(
         weights: (H,) of ``rtc_weights``.
         generator: of the initial noise.
         count: P, chunks for each observation.
-        max_guidance: beta.
 
     Returns:
         (N, P, H, A) in [-1, 1].
@@ -106,7 +113,7 @@ def sample_guided(
             f"{type(policy).__name__} is not a flow policy, so rtc cannot guide it. Use --mode "
             "naive or sync."
         )
-    steps = policy.config.num_denoise_steps
+    steps = max(policy.config.num_denoise_steps, GUIDED_STEPS)
     with torch.no_grad():
         context = policy.encode(obs)
         x = _initial_noises(policy, context, generator, count)
@@ -114,8 +121,9 @@ def sample_guided(
     for k in range(steps):
         t = 1.0 - k / steps
         # t / ((1 - t) r^2), which is infinite at t = 1.
-        unbounded = ((1.0 - t) ** 2 + t**2) / (t * (1.0 - t)) if k else float("inf")
-        strength = min(max_guidance, unbounded)
+        spread = PRIOR_STD**2 * t * (1.0 - t)
+        unbounded = (PRIOR_STD**2 * (1.0 - t) ** 2 + t**2) / spread if k else float("inf")
+        strength = min(steps, unbounded)
         with torch.enable_grad():
             x = x.detach().requires_grad_()
             v = policy.velocity(context, x, torch.full(x.shape[:2], t, device=x.device))
