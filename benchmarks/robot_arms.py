@@ -1,7 +1,7 @@
 """Several simulated arms with one person, beside one arm with one person.
 
     python benchmarks/robot_arms.py --init runs/sft --detector runs/detector --minutes 60 --seeds 0 1 2
-    python benchmarks/robot_arms.py --init 'runs/bench/robot_improve/pick/{seed}/start' runs/quickstart/rl
+    python benchmarks/robot_arms.py --init runs/long_pick runs/bench/robot_improve/pick/0/start
 
 Every arm is the twin behind its safety filter and plays a checkpoint, as ``embodyrl deploy`` does. All arms
 share one simulated time: the one that is furthest behind acts next, so two cores suffice for any

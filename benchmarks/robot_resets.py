@@ -1,6 +1,6 @@
 """What a reset is worth: a person who arranges every scene, a scripted return, a reset policy, practice.
 
-    python benchmarks/robot_resets.py --forward runs/pick --backward runs/put_back --minutes 20 \
+    python benchmarks/robot_resets.py --forward runs/long_pick --backward runs/long_put_back --minutes 20 \
         --seeds 0 1 2 --out benchmarks/robot_resets.json
 
 A policy that picks up a block works on the simulated arm behind its safety filter, for so many minutes
@@ -20,14 +20,7 @@ meanwhile. Draws nothing.
 Policies that see states, made in minutes (and the same for ``put_back``):
 
     embodyrl collect mujoco env.task=pick env.cameras=[] env.renderer=none --episodes 100 --out data/states_pick
-    embodyrl train states.yaml run.name=pick data.path=data/states_pick
-
-with ``states.yaml``:
-
-    env: {name: mujoco, task: pick, cameras: [], renderer: none, num_envs: 16}
-    policy: {name: flow_mlp, horizon: 5, execute: 2, start_noise: 0.3}
-    algorithm: {name: sft, batch_size: 128, steps_per_iteration: 200, ema: 0.999}
-    run: {iterations: 120, eval_every: 120, eval_episodes: 64, videos: 0}
+    embodyrl train benchmarks/robot_states.yaml run.name=long_pick data.path=data/states_pick
 """
 
 from __future__ import annotations
