@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Union, get_args, get_origin
 
 import pytest
+import yaml
 
 from embodyrl import registry
 from embodyrl.build import make_env, make_policy
@@ -129,3 +130,17 @@ def test_devices_and_words() -> None:
     assert Range(0, 1, open_low=True).words == "above 0 and at most 1"
     assert Range(1, 1).words == "1"
     assert Choice("a").words == "a"
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_every_choice_is_typed_as_it_is_written(cls: type) -> None:
+    # To YAML, "off", "no" and "on" are no words.
+    found = [
+        (key, word)
+        for key, hint in field_types(cls).items()
+        for rule in rules(hint)
+        if isinstance(rule, Choice)
+        for word in rule.valid
+        if word and yaml.safe_load(word) != word
+    ]
+    assert not found

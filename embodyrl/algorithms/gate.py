@@ -66,10 +66,10 @@ class GateConfig:
     Attributes:
         gate: what happens if critics cannot tell what is earned in episodes that they have not
             seen: ``require`` leaves their choice out, and solved episodes alone are imitated;
-            ``warn`` says so and goes on; ``off`` does not ask.
+            ``warn`` says so and goes on; ``skip`` does not ask.
     """
 
-    gate: Annotated[str, Choice("require", "warn", "off")] = "warn"
+    gate: Annotated[str, Choice("require", "warn", "skip")] = "warn"
 
 
 def too_few(solved: int, failed: int) -> str:
@@ -100,7 +100,7 @@ class Gate:
         self.config = config
         self.policy = policy
         self.buffer = buffer
-        self.open: bool | None = True if config.gate == "off" else None
+        self.open: bool | None = True if config.gate == "skip" else None
         self.decision = ""
         self.words = ""
         critics = policy.chooser.critics

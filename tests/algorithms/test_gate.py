@@ -82,16 +82,16 @@ def test_where_critics_cannot_tell_solved_episodes_alone_are_imitated():
     assert "stays as it is" in still.verdict
 
 
-def test_with_warn_it_says_so_and_goes_on_and_with_off_it_does_not_ask(capsys):
+def test_with_warn_it_says_so_and_goes_on_and_with_skip_it_does_not_ask(capsys):
     warned = make_small(**FAST | {"gate": "warn"})
     row = update(warned, by_chance())
     assert warned.chooser.ready and row["gate_open"] == 0 and row["gate"] == 0
     assert np.isfinite(row["gate_gain"]) and warned.critic_steps == 310
     assert "choose all the same (gate=warn)" in capsys.readouterr().out
-    off = make_small(**FAST | {"gate": "off"})
-    row = update(off, by_chance())
-    assert off.chooser.ready and not [name for name in row if name.startswith("gate")]
-    assert off.verdict == "" and capsys.readouterr().out == ""
+    skipped = make_small(**FAST | {"gate": "skip"})
+    row = update(skipped, by_chance())
+    assert skipped.chooser.ready and not [name for name in row if name.startswith("gate")]
+    assert skipped.verdict == "" and capsys.readouterr().out == ""
 
 
 def test_too_few_episodes_are_refused_or_said():
