@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from embodyrl.functional.held_out import auroc
 from embodyrl.world_models.reflectors.folder import load_reflector, save_reflector
 from embodyrl.world_models.reflectors.labelled_episodes import load_episodes
-from embodyrl.world_models.reflectors.metrics import auroc
 from embodyrl.world_models.reflectors.score import judge_episodes
 from embodyrl.world_models.reflectors.train_reflector import TrainConfig, train_on_episodes
 from embodyrl.world_models.reflectors.trained import TrainedReflector

@@ -168,7 +168,7 @@ def test_off_policy_learning_reads_failed_turns_and_no_hidden_state(
     assert gate["says"] == "cannot tell" and "takes 10 of each" in gate["why"]
     assert json.loads((run / "meta.json").read_text())["verdict"] == gate["why"]
     said = capsys.readouterr().out
-    assert gate["why"] in said and "cannot tell" in said.splitlines()[-1]
+    assert gate["why"] in said and any("cannot tell" in x for x in said.splitlines()[-3:])
 
 
 def test_with_too_few_turns_for_the_gate_the_served_policy_stays(
