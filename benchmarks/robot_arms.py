@@ -252,6 +252,18 @@ def run(a: argparse.Namespace, init: str, who: str, count: int, seed: int) -> di
     return row | {"cpu_s": round(time.process_time() - began, 1)}
 
 
+def ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Successes an hour of several arms, as multiples of one arm's: same policy, person and seed."""
+    found = []
+    for row in rows:
+        same = [o for o in rows if all(o[k] == row[k] for k in ("policy", "who", "seed"))]
+        one = next(o for o in same if o["arms"] == 1)["successes_per_hour"]
+        if row["arms"] > 1 and one:
+            kept = {k: row[k] for k in ("policy", "who", "arms", "seed")}
+            found.append(kept | {"ratio": round(row["successes_per_hour"] / one, 2)})
+    return found
+
+
 def main() -> None:
     """Runs every row, and writes the JSON after each."""
     parser = argparse.ArgumentParser(
@@ -288,7 +300,8 @@ def main() -> None:
                 rows.append({"policy": init, **run(a, init.format(seed=seed), who, count, seed)})
                 print(json.dumps(rows[-1]), flush=True)
                 if a.out:
-                    result = {**about, "rows": rows, "load": [load, os.getloadavg()[0]]}
+                    result = {**about, "rows": rows, "ratios": ratios(rows)}
+                    result |= {"load": [load, os.getloadavg()[0]]}
                     a.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
