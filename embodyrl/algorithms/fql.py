@@ -31,7 +31,6 @@ from embodyrl.functional.flow import randn
 from embodyrl.functional.losses import one_step_loss, td_loss
 from embodyrl.functional.returns import chunk_td_target
 from embodyrl.policies.critics import Critics
-from embodyrl.policies.normalize import Normalizer
 from embodyrl.policy import ActsInOneStep, HasFeatures, HasFlow, OneStepPolicy, num_executed
 from embodyrl.ranges import Count, CountOrZero, Discount, NotNegative, Positive, Range
 from embodyrl.rollouts.batches import TransitionBatch, Transitions
@@ -153,13 +152,8 @@ class FQL(OffPolicy):
         return True
 
     def add_demos(self, demos: Demonstrations) -> None:
-        """Fills a buffer with all chunks of the data set, failed episodes' too.
-
-        A policy that starts from nothing takes its units from them.
-        """
-        units = [part for part in self.policy.modules() if isinstance(part, Normalizer)]
-        if units and not any(part.fitted for part in units):
-            self.policy.fit_inputs(demos.proprio.to(self.device), demos.actions.to(self.device))
+        """Fills a buffer with all chunks of the data set, failed episodes' too."""
+        super().add_demos(demos)
         self.prior = self._make_buffer(len(demos))
         for chunks in demos.transitions():
             self.prior.add(chunks, DEMO)

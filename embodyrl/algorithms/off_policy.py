@@ -5,15 +5,19 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from embodyrl.algorithm import Algorithm
+from embodyrl.policies.normalize import Normalizer
 from embodyrl.rollouts.batches import TransitionBatch
 from embodyrl.rollouts.collect import Player, collect_transitions
 from embodyrl.types import Obs
+
+if TYPE_CHECKING:
+    from embodyrl.data.demonstrations import Demonstrations
 
 
 class OffPolicy(Algorithm):
@@ -45,6 +49,10 @@ class OffPolicy(Algorithm):
             between=between,
         )
 
+    def add_demos(self, demos: Demonstrations) -> None:
+        """A policy that starts from nothing takes its units from them; a subclass keeps them."""
+        take_units(self.policy, demos)
+
     @classmethod
     def tolerates_lag(cls, config: Any) -> bool:
         """See ``Algorithm``: off-policy, so always."""
@@ -54,3 +62,11 @@ class OffPolicy(Algorithm):
     def worker_config(cls, config: Any, count: int) -> Any:
         """See ``Algorithm``: the learner alone has a replay buffer."""
         return replace(config, capacity=1)
+
+
+def take_units(policy: Any, demos: Demonstrations) -> None:
+    """Normalises by the demonstrations, where the policy has learned no units yet."""
+    units = [part for part in policy.modules() if isinstance(part, Normalizer)]
+    if units and not any(part.fitted for part in units):
+        device = next(policy.parameters()).device
+        policy.fit_inputs(demos.proprio.to(device), demos.actions.to(device))

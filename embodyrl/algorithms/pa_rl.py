@@ -100,6 +100,7 @@ class PARL(OffPolicy):
 
     def add_demos(self, demos: Demonstrations) -> None:
         """Demonstrations to imitate, and to learn where things are from."""
+        super().add_demos(demos)
         if self.wants_demos:
             self.actor.demos = demos
         self.hindsight.demos = demos

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from embodyrl.algorithms.episode_buffer import EpisodeBuffer
 from embodyrl.algorithms.hindsight import Hindsight, check_found
 from embodyrl.algorithms.imitation import imitation_loss
-from embodyrl.algorithms.off_policy import OffPolicy
+from embodyrl.algorithms.off_policy import OffPolicy, take_units
 from embodyrl.algorithms.optim import GuardedAdam, Means
 from embodyrl.algorithms.sac_flow_config import SACFlowConfig
 from embodyrl.algorithms.side_by_side import fork, side_by_side
@@ -226,6 +226,9 @@ class SACFlow(OffPolicy):
 
     def add_demos(self, demos: Demonstrations) -> None:
         """Demonstrations for the flow matching term, and to learn where things are from."""
+        super().add_demos(demos)
+        if self.encoder is not None:
+            take_units(self.encoder, demos)
         self.demos = demos
         if self.hindsight is not None:
             self.hindsight.demos = demos

@@ -22,6 +22,7 @@ from embodyrl.cli.data import add_data_verbs
 from embodyrl.cli.detector import add_detector
 from embodyrl.cli.hub import add_exchange_verbs
 from embodyrl.cli.improve import add_improve_verb
+from embodyrl.cli.mixture import add_mixture_verb
 from embodyrl.cli.sweep import add_sweep_verb
 from embodyrl.cli.training import add_eval_verb, add_train_verb
 from embodyrl.cli.verbs import JSON, Verb, print_as
@@ -82,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.command_line = shlex.join(["embodyrl", *given])
         whole_process = argv is None
         with starting.stoppable() if whole_process else contextlib.nullcontext():
-            if arguments.command in ("train", "sweep"):
+            if arguments.command in ("train", "sweep", "mixture"):
                 from embodyrl.storage.preset_files import read_preset
 
                 read_preset(arguments.preset)  # a mistyped name is told at once
@@ -177,6 +178,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_data_verbs(verb)
     add_train_verb(verb)
     add_sweep_verb(verb)
+    add_mixture_verb(verb)
     add_eval_verb(verb)
     add_compare_verb(verb)
     _add_report(verb)

@@ -12,6 +12,7 @@ from embodyrl.errors import UserError, did_you_mean
 from embodyrl.real_robot.control.actions import ActionSpace
 from embodyrl.real_robot.control.any_safety import Safety
 from embodyrl.real_robot.control.clocks import Clock, RealClock
+from embodyrl.real_robot.control.operator import Operator
 from embodyrl.real_robot.control.robot import Robot
 
 ROBOTS = ("twin", "ros2", "rosbridge", "ros1", "libfranka", "lerobot")
@@ -76,6 +77,7 @@ class ConnectedRobot:
         begin: starts an episode at an initial state; the arm must be at rest.
         simulated: whether its time stands still while nobody sleeps by ``clock``.
         arranges: whether ``begin`` arranges the scene; otherwise a person has to.
+        person: who may stop an arm that goes home by itself; a command with a page says who.
     """
 
     robot: Robot
@@ -84,6 +86,7 @@ class ConnectedRobot:
     begin: Callable[[int], None]
     simulated: bool
     arranges: bool
+    person: Operator | None = None
 
 
 @contextmanager
@@ -194,8 +197,9 @@ def lerobot_robot(
     clock = RealClock()
     robot = LeRobotArm(settings, safety, clock, cameras, prompt)
     try:
-        home = WayHome(robot, clock, safety)
-        yield ConnectedRobot(robot, clock, safety, home, simulated=False, arranges=False)
+        home = WayHome(robot, clock, safety, lambda: connected.person)
+        connected = ConnectedRobot(robot, clock, safety, home, simulated=False, arranges=False)
+        yield connected
     finally:
         robot.close()
 

@@ -210,9 +210,12 @@ def require_writable(path: str | Path, option: str = "") -> None:
         if place.is_file() and not os.access(place, os.W_OK):
             raise PermissionError(errno.EACCES, "not writable", str(place))
     except OSError as error:
-        if text := explain_os_error(error, path, option):
-            raise FileAccessError(text) from error
-        raise
+        # Of other kinds are folders that the system makes up, such as /proc.
+        other = (
+            f"No file can be made in {_existing(path)} ({error.strerror or error}). Choose another "
+            f"folder{f' ({option})' if option else ''}."
+        )
+        raise FileAccessError(explain_os_error(error, path, option) or other) from error
 
 
 def fingerprint(path: str | Path) -> str | None:

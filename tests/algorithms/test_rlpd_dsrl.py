@@ -80,6 +80,21 @@ def test_rlpd_draws_half_of_every_batch_from_demonstrations():
     assert torch.equal(again._batch(gen(2)).obs.proprio, algorithm._batch(gen(2)).obs.proprio)
 
 
+@pytest.mark.parametrize("own_encoder", [False, True])
+def test_a_policy_from_nothing_takes_its_units_from_the_demonstrations(own_encoder):
+    algorithm = make(RLPD, RLPDConfig(**SMALL | {"own_encoder": own_encoder}))
+    assert not algorithm.policy.normalize_proprio.fitted
+    algorithm.add_demos(demos())
+    seen = [algorithm.policy] + ([algorithm.encoder] if own_encoder else [])
+    for policy in seen:
+        assert float(policy.normalize_proprio.mean[0]) == pytest.approx(100, abs=1)
+    # One that knows units keeps them.
+    other = demos()
+    other.proprio = other.proprio - 100.0
+    algorithm.add_demos(other)
+    assert float(algorithm.policy.normalize_proprio.mean[0]) == pytest.approx(100, abs=1)
+
+
 def test_rlpd_imitates_what_a_person_corrected_too():
     algorithm = make(RLPD, RLPDConfig(**SMALL))
     algorithm.add_demos(demos())

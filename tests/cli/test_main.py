@@ -46,6 +46,7 @@ VERBS += (
     "push",
     "pull",
     "sweep",
+    "mixture",
     "compare",
     "config",
     "completion",

@@ -168,6 +168,12 @@ def test_what_may_not_be_read_or_written_is_said_in_words(tmp_path):
     (tmp_path / "closed").chmod(0o700)
 
 
+def test_no_file_can_be_made_in_a_folder_that_the_system_makes_up():
+    words = r"No file can be made in /proc\b.*Choose another folder \(--out FOLDER\)"
+    with pytest.raises(FileAccessError, match=words):
+        require_writable("/proc/none/a", "--out FOLDER")
+
+
 def test_caches_go_elsewhere_where_the_home_may_not_be_written(tmp_path):
     (tmp_path / "home").mkdir(mode=0o555)
     (tmp_path / "tmp").mkdir()

@@ -9,7 +9,7 @@ are not available. Nothing is downloaded: the tokenizer is trained on the senten
 # transformers fills in its configs' fields and the names of its modules at run time.
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ def make_small_smolvla(
         max_dim: width that proprioception and actions are padded to.
     """
     require_lerobot()
-    tokenizer = _train_tokenizer(sentences)
+    tokenizer = _smolvlm_tokenizer(sentences)
     attention = {"num_attention_heads": heads, "intermediate_size": 4 * width, "hidden_size": width}
     text = {
         **attention,
@@ -159,7 +159,7 @@ def make_smolvla(folder: str | Path, sentences: Iterable[str]) -> Path:
         "hidden_size": 960,
         "vocab_size": 49280,
     }
-    tokenizer = _train_tokenizer(sentences)
+    tokenizer = _smolvlm_tokenizer(sentences)
     _write_smolvlm(Path(folder) / "vlm", tokenizer, vision, text, layers=32, scale=4)
     # SmolVLA uses the first half of the language model's 32 layers.
     return _write_smolvla(Path(folder), layers=16, image_size=512, max_dim=32)
@@ -180,7 +180,7 @@ def make_pi0(folder: str | Path, sentences: Iterable[str]) -> Path:
     )
 
     folder = Path(folder)
-    _train_tokenizer(sentences).save_pretrained(folder / "vlm")
+    _smolvlm_tokenizer(sentences).save_pretrained(folder / "vlm")
     config = PI0Config(device="cpu")
     tokenize = TokenizerProcessorStep(
         tokenizer_name=str((folder / "vlm").resolve()),
@@ -266,33 +266,41 @@ def _write_smolvla(folder: Path, layers: int, image_size: int, max_dim: int) -> 
     return folder
 
 
-def _train_tokenizer(sentences: Iterable[str]) -> Any:
+def _smolvlm_tokenizer(sentences: Iterable[str]) -> Any:
     """A byte-pair tokenizer of ``sentences`` with the special tokens that SmolVLM needs."""
+    extra = {
+        "image_token": "<image>",
+        "fake_image_token": "<fake_token_around_image>",
+        "global_image_token": "<global-img>",
+        "end_of_utterance_token": "<end_of_utterance>",
+    }
+    return train_tokenizer(sentences, ["<pad>", *extra.values()], extra)
+
+
+def train_tokenizer(
+    sentences: Iterable[str], special: Sequence[str], named: Mapping[str, str] | None = None
+) -> Any:
+    """A byte-pair tokenizer of ``sentences``; any other text is spelled in bytes.
+
+    Args:
+        sentences: whose words become tokens.
+        special: tokens that no text is split into; ``<pad>`` must be one.
+        named: attributes of the tokenizer that are such tokens.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    special = [
-        "<pad>",
-        "<image>",
-        "<fake_token_around_image>",
-        "<global-img>",
-        "<end_of_utterance>",
-    ]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)  # type: ignore[assignment]
     tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=4096, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+        vocab_size=4096,
+        special_tokens=list(special),
+        initial_alphabet=alphabet,
+        show_progress=False,
     )
     tokenizer.train_from_iterator(sentences, trainer)
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        extra_special_tokens={
-            "image_token": "<image>",
-            "fake_image_token": "<fake_token_around_image>",
-            "global_image_token": "<global-img>",
-            "end_of_utterance_token": "<end_of_utterance>",
-        },
+        tokenizer_object=tokenizer, pad_token="<pad>", extra_special_tokens=dict(named or {})
     )

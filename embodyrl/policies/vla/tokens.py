@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -20,6 +19,7 @@ from embodyrl.policies.actor_critic import CRITICS
 from embodyrl.policies.normalize import Normalizer
 from embodyrl.policies.vla import lerobot_io
 from embodyrl.policies.vla.action_bins import ActionBins
+from embodyrl.policies.vla.backbones import make_backbone
 from embodyrl.policies.vla.decoding import (
     DECODING,
     DecodingConfig,
@@ -42,7 +42,9 @@ class TokenVLAConfig(DecodingConfig):
 
     Attributes:
         name: registry name.
-        vlm: folder or hub id of a SmolVLM, with its tokenizer.
+        vlm: folder or hub id of a SmolVLM or a Qwen3-VL, with its tokenizer.
+        image_size: side in pixels to which images are resized. 0 means the fixed size of a SmolVLM,
+            or 224; a Qwen3-VL takes any multiple of 32.
         random_weights: use only its config, and train from random weights.
         horizon: C, actions that are planned.
         execute: H, how many of them are executed before the next observation; 0 for all.
@@ -57,6 +59,7 @@ class TokenVLAConfig(DecodingConfig):
 
     name: str = "token_vla"
     vlm: str = path_setting()
+    image_size: CountOrZero = 0
     random_weights: bool = False
     horizon: Count = 5
     execute: CountOrZero = 0
@@ -86,9 +89,9 @@ class TokenVLA(TokenPolicy):
         self.autoregressive = config.decoding == "autoregressive"
         if not config.vlm or not spec.cameras:
             raise UserError(
-                "policy.name=token_vla needs policy.vlm, a SmolVLM (a folder, or an id of the "
-                "Hugging Face hub such as HuggingFaceTB/SmolVLM2-500M-Video-Instruct), and an env "
-                "with a camera."
+                "policy.name=token_vla needs policy.vlm, a SmolVLM or a Qwen3-VL (a folder, or an "
+                "id of the Hugging Face hub such as HuggingFaceTB/SmolVLM2-500M-Video-Instruct), and "
+                "an env with a camera."
             )
         lerobot_io.require_lerobot()
         from transformers import AutoConfig, AutoModel, AutoTokenizer
@@ -96,21 +99,17 @@ class TokenVLA(TokenPolicy):
         # The pretrained vision-language model.
         with explain_hub_errors(config.vlm):
             vlm = AutoConfig.from_pretrained(config.vlm)
-            if vlm.model_type != "smolvlm":
-                raise UserError(
-                    f"{config.vlm} is a {vlm.model_type}, and token_vla supports SmolVLM only. "
-                    "Give a SmolVLM."
-                )
+            cameras = len(spec.cameras)
+            self.backbone = make_backbone(vlm, config.image_size, cameras, config.vlm)
             self.tokenizer = AutoTokenizer.from_pretrained(config.vlm)
             self.vlm: Any
             if config.random_weights:
                 self.vlm = AutoModel.from_config(vlm)
             else:
-                self.vlm = AutoModel.from_pretrained(config.vlm)
-        width = vlm.text_config.hidden_size
+                self.vlm = AutoModel.from_pretrained(config.vlm, dtype=torch.float32)
+        width = self.backbone.width
         length = config.horizon * spec.action_dim
         self.transition = make_steps(config, length)
-        self.image_size = int(vlm.vision_config.image_size)
         # Inputs: proprioception is one token of the prompt.
         self.normalize_action = ActionBins(spec.action_dim, config.bins)
         self.normalize_proprio = Normalizer(spec.proprio_dim)
@@ -123,7 +122,7 @@ class TokenVLA(TokenPolicy):
         self.head = nn.Linear(width, config.bins)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
-        self.vlm.vision_model.requires_grad_(config.train_vision)
+        self.backbone.vision(self.vlm).requires_grad_(config.train_vision)
         self.add_heads(width)
         self.eval()
 
@@ -133,33 +132,9 @@ class TokenVLA(TokenPolicy):
         text = self.tokenizer(
             list(obs.instruction), padding=True, padding_side="right", return_tensors="pt"
         ).to(device)
-        # The prompt: tokens of all images, of the instruction, and one of proprioception. Only the
-        # instruction has padding.
-        tokens = [self._image_tokens(obs.images[name]) for name in self.spec.cameras]
-        masks = [text["attention_mask"].new_ones(part.shape[:2]) for part in tokens]
         state = self.proprio(self.normalize_proprio(obs.proprio))
-        tokens += [self.vlm.get_input_embeddings()(text["input_ids"]), state[:, None]]
-        masks += [text["attention_mask"], masks[0].new_ones(len(obs), 1)]
-        mask = torch.cat(masks, dim=1)
-        # Positions count the real tokens.
-        out = self.vlm.text_model(
-            inputs_embeds=torch.cat(tokens, dim=1),
-            attention_mask=mask,
-            position_ids=(mask.cumsum(1) - 1).clamp_min(0),
-            use_cache=True,
-        )
-        mean = (out.last_hidden_state * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
-        return Prompt(out.past_key_values, mask, mean)
-
-    def _image_tokens(self, image: Tensor) -> Tensor:
-        """(N, h, w, 3) uint8 to tokens (N, P, W)."""
-        x = F.interpolate(
-            image.permute(0, 3, 1, 2).float() / 127.5 - 1.0,
-            size=(self.image_size,) * 2,
-            mode="bilinear",
-        )
-        encoded = self.vlm.vision_model(pixel_values=x, patch_attention_mask=None)
-        return self.vlm.connector(encoded.last_hidden_state)
+        images = [obs.images[name] for name in self.spec.cameras]
+        return self.backbone.read(self.vlm, images, text, state)
 
     def _continue_prompt(
         self, mask: Tensor, cache: Any, inputs: Tensor
@@ -168,18 +143,11 @@ class TokenVLA(TokenPolicy):
 
         Their keys and values are appended to ``cache``. ``mask`` is that of the prompt.
         """
-        mask = torch.cat([mask, mask.new_ones(inputs.shape[:2])], dim=1)
-        positions = mask.cumsum(1)[:, -inputs.shape[1] :] - 1
+        real = torch.cat([mask, mask.new_ones(inputs.shape[:2])], dim=1)
+        sees = real
         if self.config.decoding == "masked":
-            mask = all_see_all(mask, inputs.shape[1], inputs.dtype)
-        out = self.vlm.text_model(
-            inputs_embeds=inputs,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-        )
-        return self.head(out.last_hidden_state).float()
+            sees = all_see_all(real, inputs.shape[1], inputs.dtype)
+        return self.head(self.backbone.go_on(self.vlm, inputs, real, sees, cache)).float()
 
     def _inputs(self, tokens: Int[Tensor, "n l"]) -> Float[Tensor, "n l w"]:
         """See ``TokenPolicy``."""

@@ -147,6 +147,7 @@ def deploy_checkpoint(
         )
         if motors and person is not None:
             person = Watching(person)
+        connected.person = person
         ask = ask_at_terminal if page is None else page.ask
         # In a dry run an arm that goes home by itself stays where it is.
         if dry_run and motors:

@@ -312,6 +312,7 @@ def _record_one(session: _Session, init: int) -> tuple[RobotEpisode, int]:
     decoder = _decoder(session)
     if not connected.arranges and logs.kept and isinstance(decoder, DeltaDecoder):
         go_home(connected, decoder, session.home, recorder)
+    connected.person = recorder
     connected.begin(init)
     if session.teleop.person:
         arrange = "" if connected.arranges else "Arrange the scene. "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -159,15 +159,7 @@ class StepDriver:
             action[:3] = np.clip(way, -0.5, 0.5)
             self.wait_until(self.act(action, logged=False))
             if person is not None:
-                self._watch_home(person)
-
-    def _watch_home(self, person: Operator) -> None:
-        """Hears a person's stop on the way home, and shows them the arm."""
-        if "estop" in person.wishes():
-            self.guard.estop("a person pressed stop")
-        reason = self.broken or "the hand goes home"
-        shown = {"reason": reason, "can": ["estop"], "asks": ""}
-        person.show(self.status() | shown, self.robot.pictures())
+                watch_home(person, self.guard, self.robot, self.status())
 
     def stop(self, seconds: float = 2.0) -> None:
         """Brings the arm to rest within ``seconds`` and ends the thread."""
@@ -281,3 +273,26 @@ def patient_look(cameras: FrozenCameraCheck, driver: StepDriver, simulated: bool
             if simulated or driver.clock.now() > end:
                 raise
             driver.clock.sleep_until(driver.clock.now() + 0.02)
+
+
+def watch_home(
+    person: Operator, guard: SafetyFilter, robot: Robot, status: Mapping[str, Any]
+) -> None:
+    """Hears a person's stop while the arm goes home, and shows them the arm.
+
+    Args:
+        person: at a page.
+        guard: of the arm.
+        robot: whose pictures are shown.
+        status: what else ``Operator.show`` says.
+    """
+    if "estop" in person.wishes():
+        guard.estop("a person pressed stop")
+    stopped = guard.mode in (Mode.FAULT, Mode.ESTOP)
+    shown = {
+        "mode": str(guard.mode),
+        "reason": guard.reason if stopped else "the arm goes home",
+        "can": ["estop"],
+        "asks": "",
+    }
+    person.show({**status, **shown}, robot.pictures())

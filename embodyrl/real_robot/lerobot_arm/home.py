@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,9 @@ from embodyrl.real_robot.control.clocks import Clock
 from embodyrl.real_robot.control.input_checks import AT_REST
 from embodyrl.real_robot.control.joint_safety import JointSafetyConfig
 from embodyrl.real_robot.control.messages import JointTarget
+from embodyrl.real_robot.control.operator import Operator
 from embodyrl.real_robot.control.safety import SafetyFilter
+from embodyrl.real_robot.control.step_driver import watch_home
 from embodyrl.real_robot.control.ticker import INTERRUPTED
 from embodyrl.real_robot.lerobot_arm.robot import LeRobotArm
 
@@ -23,6 +26,8 @@ NEAR = 0.05
 """rad from home at which a motor that hangs under its load counts as there."""
 PATIENCE = 30.0
 """s that the way may take."""
+LOOK = 0.1
+"""s between two looks at the page."""
 STANDS = 1e-6
 """rad/s, velocity of the commands below which they are at rest."""
 GOES = "told to run"
@@ -38,10 +43,18 @@ class WayHome:
         robot: connected.
         clock: of its stamps.
         safety: of the arm.
+        person: says who may stop it at a page now, if anybody.
     """
 
-    def __init__(self, robot: LeRobotArm, clock: Clock, safety: JointSafetyConfig) -> None:
+    def __init__(
+        self,
+        robot: LeRobotArm,
+        clock: Clock,
+        safety: JointSafetyConfig,
+        person: Callable[[], Operator | None] = lambda: None,
+    ) -> None:
         self._robot = robot
+        self._person = person
         self._clock = clock
         self._safety = replace(safety, speed=SLOW * safety.speed)
         self._calls = 0
@@ -82,11 +95,16 @@ class WayHome:
         """
         end = self._clock.now() + PATIENCE
         late = False
+        shown = -LOOK
         while True:
             state = self._robot.state()
             now = self._clock.now()
             command = guard.tick(now, state, replace(goal, stamp=now))
             self._robot.send(command)
+            if (person := self._person()) is not None and now >= shown + LOOK:
+                status = {"task": self._robot.prompt(), "open": True, "numbers": {}, "events": []}
+                watch_home(person, guard, self._robot, status)
+                shown = now
             stopped = guard.reason != GOES
             if stopped and np.abs(command.dq).max() < STANDS:
                 break

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from embodyrl.data.doubts import Doubt
+from embodyrl.real_robot.control.episode import EndedBy
 from embodyrl.real_robot.control.joint_space import CONTROL_MODE
 from embodyrl.real_robot.control.messages import Mode
 from embodyrl.real_robot.logs.mcap_log import CAMERA
@@ -116,7 +117,11 @@ def _unlabelled(
     episode: int, messages: dict[str, Any], seen: list[dict[str, Any]], fps: float
 ) -> list[Doubt]:
     """An episode of which nobody has said how it went."""
-    reason = messages["/episode"][-1]["reason"] if messages["/episode"] else "its log has no end"
+    ending = messages["/episode"][-1] if messages["/episode"] else {"reason": "its log has no end"}
+    reason = ending["reason"]
+    # A policy that used up its time has failed, and needs nobody who says so.
+    if ending.get("ended_by") == EndedBy.POLICY:
+        return []
     if reason not in ("the time is up", "its log has no end", ""):
         return []
     last = len(seen) - 1

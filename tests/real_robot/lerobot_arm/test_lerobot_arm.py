@@ -24,6 +24,7 @@ from embodyrl.real_robot.connect_robot import ConnectedRobot, lerobot_robot
 from embodyrl.real_robot.control.any_safety import decoder_for
 from embodyrl.real_robot.control.joint_safety import JointSafetyConfig
 from embodyrl.real_robot.control.messages import JointTarget, Mode
+from embodyrl.real_robot.control.operator import Operator
 from embodyrl.real_robot.control.preflight import robot_checks
 from embodyrl.real_robot.control.robot import NotReadyError
 from embodyrl.real_robot.control.safety import SafetyFilter
@@ -182,7 +183,7 @@ def test_it_goes_home_between_episodes_but_not_before_the_check(connected: Conne
     assert np.abs(connected.robot.state().q).max() < 0.06
 
 
-@pytest.mark.parametrize("what", ["Ctrl-C", "a fault"])
+@pytest.mark.parametrize("what", ["Ctrl-C", "a fault", "the page's stop"])
 def test_what_stops_it_on_the_way_home_brakes_it_first(
     connected: ConnectedRobot, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
@@ -191,25 +192,39 @@ def test_what_stops_it_on_the_way_home_brakes_it_first(
     until(lambda: np.abs(connected.robot.state().dq).max() < 0.05)
     connected.begin(0)
     robot = connected.robot
-    send, state, told = robot.send, robot.state, []
+    send, state, told, pressed, shown = robot.send, robot.state, [], [], []
+    hot = what == "a fault"
+
+    class AtThePage(Operator):
+        """Presses stop on the way."""
+
+        def wishes(self) -> list[str]:
+            return pressed
+
+        def show(self, status: dict[str, Any], images: dict[str, Any]) -> None:
+            shown.append((status["reason"], status["can"]))
+
+    connected.person = AtThePage()
 
     def sends(command: Any) -> None:
         told.append(np.abs(command.dq).max())
+        if what == "the page's stop" and len(told) == 30:
+            pressed.append("estop")
         if what == "Ctrl-C" and len(told) == 30:
             os.kill(os.getpid(), signal.SIGINT)
         send(command)
 
     def states() -> Any:
         now = state()
-        return (
-            replace(now, trouble="a motor is hot") if what != "Ctrl-C" and len(told) > 30 else now
-        )
+        return replace(now, trouble="a motor is hot") if hot and len(told) > 30 else now
 
     monkeypatch.setattr(robot, "send", sends)
     monkeypatch.setattr(robot, "state", states)
-    error, words = (KeyboardInterrupt, "") if what == "Ctrl-C" else (UserError, "a motor is hot")
-    with pytest.raises(error, match=words):
+    words = {"Ctrl-C": "", "a fault": "a motor is hot", "the page's stop": "a person pressed stop"}
+    error = KeyboardInterrupt if what == "Ctrl-C" else UserError
+    with pytest.raises(error, match=words[what]):
         connected.begin(0)
+    assert shown[0] == ("the arm goes home", ["estop"])
     assert max(told) > 0.05 and told[-1] < 1e-6
     # It stands where it was braked, and not at home.
     monkeypatch.undo()

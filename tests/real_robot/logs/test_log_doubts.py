@@ -32,6 +32,7 @@ class Film:
     unseen: set[int] = field(default_factory=set)
     events: list[tuple[float, str]] = field(default_factory=list)
     reason: str = "solved"
+    ended_by: str = "person"
 
 
 def film(seed: int) -> Film:
@@ -80,6 +81,10 @@ def time_up(f: Film) -> None:
     f.reason = "the time is up"
 
 
+def policy_used_its_time(f: Film) -> None:
+    f.reason, f.ended_by = "the time is up", "policy"
+
+
 def cut(f: Film) -> None:
     f.stamps, f.proprio, f.pictures = f.stamps[:12], f.proprio[:12], f.pictures[:12]
 
@@ -96,6 +101,7 @@ DEFECTS: list[tuple[Callable[[Film], None] | None, list[tuple[str, int, str]]]] 
     (time_up, [("label", FRAMES - 1, "the time is up")]),
     (cut, [("short", 0, "it has 12 frames; half of the episodes have 120 or more")]),
     (None, []),
+    (policy_used_its_time, []),
 ]
 
 
@@ -109,7 +115,8 @@ def write(path: Path, f: Film) -> None:
         action = np.array([0, 0, 0, 1], np.float32)
         log.action(stamp, action, True, None if k in f.unseen else seen)
     solved = f.reason == "solved"
-    log.put("/episode", f.stamps[-1], {"solved": solved, "reason": f.reason, "ended_by": "person"})
+    ending = {"solved": solved, "reason": f.reason, "ended_by": f.ended_by}
+    log.put("/episode", f.stamps[-1], ending)
     log.close()
 
 

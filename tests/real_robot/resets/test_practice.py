@@ -159,7 +159,7 @@ def test_the_page_stops_an_arm_that_goes_home(capsys: pytest.CaptureFixture[str]
     far, person = (0.6, 0.2, 0.35), AtThePage(after=3)
     go_home(env._connected, env._decoder(), far, person)  # type: ignore[arg-type]
     said = [(status["reason"], status["can"]) for status in person.shown]
-    assert said[0] == ("the hand goes home", ["estop"])
+    assert said[0] == ("the arm goes home", ["estop"])
     assert said[-1] == ("a person pressed stop", ["estop"]) and len(said) <= 6
     assert "did not come home: a person pressed stop" in capsys.readouterr().out
     state = env._connected.robot.state()
