@@ -28,6 +28,8 @@ DATA_HELP = """examples:
   embodyrl data verify data/theirs libero data.profile=libero_lerobot
   embodyrl data from-hdf5 libero_object --out data/libero    files of LIBERO, robomimic or ManiSkill
   embodyrl data from-rlds bridge/1.0.0 --hz 5 --out data/bridge
+  embodyrl data label data/videos --like data/own --out data/labelled
+                                              names the actions of videos that have none
 """
 
 
@@ -98,7 +100,7 @@ def _add_data(verb: Callable[..., argparse.ArgumentParser]) -> None:
         "Checks a LeRobot data set, yours or somebody else's, or makes one of other files.",
         DATA_HELP,
     )
-    sub.add_argument("what", choices=["verify", "from-logs", "from-hdf5", "from-rlds"])
+    sub.add_argument("what", choices=["verify", "from-logs", "from-hdf5", "from-rlds", "label"])
     sub.add_argument(
         "path",
         help="the data set's folder, or its id on the Hugging Face hub; a robot's logs; an HDF5 "
@@ -110,7 +112,7 @@ def _add_data(verb: Callable[..., argparse.ArgumentParser]) -> None:
     sub.add_argument("overrides", nargs="*", metavar="key=value", help=text)
     text = "verify: file for recorded pictures beside the env's (default: NAME_beside_env.png)"
     sub.add_argument("--picture", default="", metavar="FILE", help=text)
-    sub.add_argument("--out", default="", help="from-...: the data set's folder")
+    sub.add_argument("--out", default="", help="from-..., label: the data set's folder")
     text = "from-hdf5, from-rlds: what the policy is told, where the data do not say it"
     sub.add_argument("--instruction", default="", help=text)
     text = "from-hdf5, from-rlds: actions per second, where the data do not say it"
@@ -124,6 +126,14 @@ def _add_data(verb: Callable[..., argparse.ArgumentParser]) -> None:
     sub.add_argument("--turns", action="store_true", help=text)
     text = "from-logs: take what brought the scene back, and nothing else"
     sub.add_argument("--resets", action="store_true", help=text)
+    text = "label: a data set with actions, of the same arm and cameras; a few episodes are enough"
+    sub.add_argument("--like", default="", metavar="DATASET", help=text)
+    text = "label: R^2 that each number of an action must have on held-out episodes (default: %(default)s)"
+    sub.add_argument("--least", type=float, default=0.5, metavar="R2", help=text)
+    text = "label: gradient steps (default: %(default)s)"
+    sub.add_argument("--steps", type=int, default=2000, metavar="N", help=text)
+    text = "label: replace the actions that are there, and say how well they agree"
+    sub.add_argument("--replace", action="store_true", help=text)
     sub.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -174,6 +184,8 @@ def _data(a: argparse.Namespace) -> int:
         return 0
     if a.what in ("from-hdf5", "from-rlds"):
         return _import(a)
+    if a.what == "label":
+        return _label(a)
     from embodyrl.data.env_check import recorded_env
     from embodyrl.data.verify import print_verdict, verify_dataset
 
@@ -223,4 +235,30 @@ def _import(a: argparse.Namespace) -> int:
             f"Wrote {written['episodes']} episodes, {written['solved']} of them solved, to {a.out}; "
             f"left out: {written['left_out']}."
         )
+    return 0
+
+
+def _label(a: argparse.Namespace) -> int:
+    from embodyrl.data.label import label_dataset
+
+    for name in ("like", "out"):
+        if not getattr(a, name):
+            raise UserError(f"`embodyrl data label` needs --{name} FOLDER; see --help.")
+    if a.steps < 1:
+        raise UserError(f"--steps is {a.steps}; give at least 1, better 2000.")
+    say = (lambda text: None) if a.json else print
+    options = {"least": a.least, "steps": a.steps, "replace": a.replace}
+    found = label_dataset(a.path, a.like, a.out, **options, say=say)
+    if a.json:
+        print(json.dumps(found))
+        return 0
+    shares = ", ".join(f"{value:.2f}" for value in found["explained"])
+    print(f"Of held-out actions it explains {shares} (R^2 of each number).")
+    if "agrees" in found:
+        print(f"Of those that were replaced: {', '.join(f'{v:.2f}' for v in found['agrees'])}.")
+    print(
+        f"Wrote {found['episodes']} episodes, {found['frames']:,} frames, to {a.out}. Of "
+        f"{found['doubtful']:.1%} of them it is less sure than of 99% of the held-out ones "
+        "(column action_doubt)."
+    )
     return 0

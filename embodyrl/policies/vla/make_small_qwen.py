@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from embodyrl.policies.vla.lerobot_io import require_lerobot
 from embodyrl.policies.vla.make_small import train_tokenizer
@@ -54,12 +55,12 @@ def make_small_qwen3_vl(
     side = turned // 4
     folder = Path(folder)
     tokenizer.save_pretrained(folder)
-    Qwen3VLConfig(
-        image_token_id=ids["<|image_pad|>"],
-        video_token_id=ids["<|video_pad|>"],
-        vision_start_token_id=ids["<|vision_start|>"],
-        vision_end_token_id=ids["<|vision_end|>"],
-        vision_config={
+    config: dict[str, Any] = {
+        "image_token_id": ids["<|image_pad|>"],
+        "video_token_id": ids["<|video_pad|>"],
+        "vision_start_token_id": ids["<|vision_start|>"],
+        "vision_end_token_id": ids["<|vision_end|>"],
+        "vision_config": {
             **attention,
             "depth": vision_layers,
             "num_heads": heads,
@@ -68,7 +69,7 @@ def make_small_qwen3_vl(
             "num_position_embeddings": 16,
             "deepstack_visual_indexes": [0],
         },
-        text_config={
+        "text_config": {
             **attention,
             "num_hidden_layers": layers,
             "num_attention_heads": heads,
@@ -82,5 +83,6 @@ def make_small_qwen3_vl(
                 "mrope_section": [turned - 2 * side, side, side],
             },
         },
-    ).save_pretrained(folder)
+    }
+    Qwen3VLConfig(**config).save_pretrained(folder)
     return folder
