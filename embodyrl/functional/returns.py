@@ -40,8 +40,8 @@ def chunk_td_target(
 
 
 def ensemble_value(
-    q: Float[Tensor, "e *b"], how: str, generator: torch.Generator
-) -> Float[Tensor, "*b"]:
+    q: Float[Tensor, "e b"], how: str, generator: torch.Generator
+) -> Float[Tensor, " b"]:
     """What a TD target takes of E critics.
 
     Where dreams are cut short, the last state is one that no target was ever computed for, and

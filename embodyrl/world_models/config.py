@@ -25,6 +25,10 @@ from embodyrl.ranges import (
 from embodyrl.storage.paths import machine_setting, path_setting
 from embodyrl.world_models.model import WorldModel
 
+MEMBERS = ("mean", "one", "worst")
+"""Values of ``env.members``."""
+DOUBT = ("fails", "cut", "ignored")
+"""Values of ``env.doubt``."""
 OF_FRAMES = (
     *("wan", "latent_channels", "channels", "width", "layers", "heads", "stochastic"),
     *("batch_size", "codec_steps", "codec_lr", "inverse_steps", "steps", "muon_lr", "lr"),
@@ -225,9 +229,14 @@ class WorldModelConfig(EnvConfig):
             it last until the episode's time is up.
         sampling_steps: of a stochastic model: 0 imagines the mean, 1 or more samples the next
             moment in that many steps. A dream in which two samples differ by more than
-            ``WorldModel.max_disagreement`` has failed.
-        follow: a dream whose pictures do not show the commanded actions has failed; the limit is
+            ``WorldModel.max_disagreement`` is in doubt.
+        follow: a dream whose pictures do not show the commanded actions is in doubt; the limit is
             ``WorldModel.max_action_error``.
+        members: which of the state model's networks (``world train state_members=5``) a dream
+            follows: their ``mean``; ``one``, drawn for each episode; or after each chunk the
+            ``worst``. See ``world_models.members``.
+        doubt: what becomes of a dream that cannot be trusted any more: it ``fails``
+            (arXiv:2005.05951), is ``cut`` and its value bootstrapped, or the doubt is ``ignored``.
         real_envs: how many of the ``num_envs`` are the real env instead of dreams (``MixedEnv``).
         split: ``train`` starts dreams from the moments that the model was trained on, ``eval`` from
             held-out ones.
@@ -243,6 +252,8 @@ class WorldModelConfig(EnvConfig):
     length: CountOrZero = 0
     sampling_steps: CountOrZero = 0
     follow: bool = False
+    members: Annotated[str, Choice(*MEMBERS)] = "mean"
+    doubt: Annotated[str, Choice(*DOUBT)] = "fails"
     real_envs: CountOrZero = 0
     precision: Annotated[str, Choice("auto", "bf16", "f32")] = "auto"
 
@@ -255,6 +266,11 @@ class WorldModelConfig(EnvConfig):
             raise UserError(
                 f"env.history is {self.history}, but a dream has one picture for each chunk, and "
                 "none of the action before. Train in the real env."
+            )
+        if self.follow and self.doubt == "ignored":
+            raise UserError(
+                "env.follow=true doubts dreams whose pictures do not show the actions, and "
+                "env.doubt=ignored takes no notice of it: leave one of them out."
             )
         if self.real_envs and not 0 < self.real_envs < self.num_envs:
             raise UserError(

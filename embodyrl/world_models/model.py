@@ -32,7 +32,7 @@ from embodyrl.world_models.nets.backbone import ChunkTransformer, FlowMap
 from embodyrl.world_models.nets.codec import FrameCodec
 from embodyrl.world_models.nets.finder import Finder
 from embodyrl.world_models.nets.inverse import InverseDynamics
-from embodyrl.world_models.nets.state import StateModel
+from embodyrl.world_models.nets.state import MemberChoice, StateModel
 from embodyrl.world_models.nets.success import SuccessHead
 from embodyrl.world_models.reflectors.calibration import Calibration
 
@@ -197,6 +197,7 @@ class WorldModel(nn.Module):
         sample: Tensor | None = None,
         steps: int = 1,
         full_state: Tensor | None = None,
+        choose: MemberChoice | None = None,
     ) -> Dream:
         """One step of the dream: the moment after the first ``count`` (1 to H) of the actions.
 
@@ -210,12 +211,13 @@ class WorldModel(nn.Module):
             steps: of denoising: Euler's, or the backbone's own (``AnyFlowBackbone``).
             full_state: the full state after the chunk, if it is known; None asks the state model,
                 if there is one.
+            choose: which of the state model's networks each dream follows; None means their mean.
         """
         noise = actions.new_zeros(len(actions)) if noise is None else noise
         # Predict the full state, which the frames then follow.
         spread = None
         if self.state is not None and dream.full_state is not None and full_state is None:
-            full_state, spread = self.state.roll(dream.full_state, actions, count)
+            full_state, spread = self.state.roll(dream.full_state, actions, count, choose)
         if not self.imagines_frames:
             return self._state_alone(dream, full_state, spread)
         # Predict the next latent: the mean of what may come, or one sample of it.
