@@ -8,6 +8,9 @@
 As ``dream_algorithms.py``, with SAC-Flow alone: what differs is which of the state model's five
 networks a dream follows (``env.members``), what becomes of one in doubt (``env.doubt``), and, where
 dreams are cut after 15 actions, what a target takes of ten critics (``algorithm.target_critics``).
+``faithful`` needs a model with a discriminator: give ``imagination.py``
+``world=[steps=2500,state_members=5,state_steps=6000,faithful_steps=1000]`` and ``--out``, and the folder here as
+``--worlds``.
 Runs go to ``runs/bench/dream_members``, can be interrupted and resumed; what is finished goes into
 ``benchmarks/dream_members.json`` and ``docs/images/dream_members.png``. ``--tiny`` writes beside its
 runs instead.
@@ -45,6 +48,7 @@ VARIANTS = {
     "worst_ignored": sac_flow(
         "the worst network, without doubt", "env.members=worst", "env.doubt=ignored"
     ),
+    "faithful": sac_flow("the most faithful network", "env.members=faithful"),
     "short": sac_flow("dreams of 15 actions, two of ten critics", SHORT, TEN),
     "short_least": sac_flow(
         "dreams of 15 actions, the least of ten", SHORT, TEN, "algorithm.target_critics=least"

@@ -25,14 +25,21 @@ from embodyrl.ranges import (
 from embodyrl.storage.paths import machine_setting, path_setting
 from embodyrl.world_models.model import WorldModel
 
-MEMBERS = ("mean", "one", "worst")
+MEMBERS = ("mean", "one", "worst", "faithful")
 """Values of ``env.members``."""
 DOUBT = ("fails", "cut", "ignored")
 """Values of ``env.doubt``."""
 OF_FRAMES = (
     *("wan", "latent_channels", "channels", "width", "layers", "heads", "stochastic"),
     *("batch_size", "codec_steps", "codec_lr", "inverse_steps", "steps", "muon_lr", "lr"),
-    *("pushforward_from", "max_unroll", "unroll_growth", "context_noise", "max_false_positives"),
+    *(
+        "pushforward_from",
+        "max_unroll",
+        "faithful_steps",
+        "unroll_growth",
+        "context_noise",
+        "max_false_positives",
+    ),
 )
 """Settings of a world model that a model without frames does not read."""
 
@@ -93,6 +100,8 @@ class WorldTrainConfig:
         judge_noise: noise on the states that the judges learn from, in standard deviations of the
             data. With few judges and no noise, a policy trained in long dreams learns to fool the
             judges instead of solving the task. None means 0, and 0.1 for a found state.
+        faithful_steps: of the training of a network that tells real transitions from those that the
+            ``state_members`` predict (``env.members=faithful``); 0 trains none.
         inverse_steps: of the training of the inverse dynamics, which infer actions from pictures
             (``env.follow``, ``world eval``).
         steps: of the dynamics' training.
@@ -142,6 +151,7 @@ class WorldTrainConfig:
     prospects: Count = 3
     judges: Count = 1
     judge_noise: NotNegative | None = None
+    faithful_steps: CountOrZero = 0
     inverse_steps: Count = 600
     steps: Count = 4000
     muon_lr: Positive = 6e-3
@@ -234,7 +244,7 @@ class WorldModelConfig(EnvConfig):
             ``WorldModel.max_action_error``.
         members: which of the state model's networks (``world train state_members=5``) a dream
             follows: their ``mean``; ``one``, drawn for each episode; or after each chunk the
-            ``worst``. See ``world_models.members``.
+            ``worst``, or the most ``faithful``. See ``world_models.members``.
         doubt: what becomes of a dream that cannot be trusted any more: it ``fails``
             (arXiv:2005.05951), is ``cut`` and its value bootstrapped, or the doubt is ``ignored``.
         real_envs: how many of the ``num_envs`` are the real env instead of dreams (``MixedEnv``).

@@ -249,7 +249,7 @@ class WorldModelEnv:
         chunk = (self._dream[rows], actions[rows], count[rows])
         doubtful = torch.zeros(len(rows), dtype=torch.bool, device=self.device)
         steps = self.config.sampling_steps
-        choose = self._members.choice(rows, chunk[0].words)
+        choose = self._members.choice(rows, chunk[0].words, *chunk[1:])
         with self._autocast:
             if steps:
                 new, other = (

@@ -3,6 +3,8 @@
 mean    the mean of them
 one     one of them, drawn for each episode. The networks stand for a posterior over worlds, and a
         policy must do in all of them (NEUBAY, arXiv:2512.04341, whose policy also remembers)
+faithful   after each chunk, the one whose course looks most like a real one, to a discriminator
+        (``world_models.faithful``; MOREC, arXiv:2310.05422)
 worst   after each chunk, the one in whose state the task is least likely to be solved: a robust
         MDP whose uncertainty set is the ensemble (Iyengar 2005; PMDB, arXiv:2210.06692)
 
@@ -21,6 +23,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from embodyrl.errors import UserError
+from embodyrl.world_models.faithful import most_faithful
 from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.nets.state import MemberChoice, StateModel
 
@@ -55,12 +58,20 @@ class Members:
         for k in ids:
             self.drawn[k] = int(rngs[k].integers(count))
 
-    def choice(self, rows: Int[Tensor, " m"], words: Float[Tensor, "m w"]) -> MemberChoice | None:
+    def choice(
+        self,
+        rows: Int[Tensor, " m"],
+        words: Float[Tensor, "m w"],
+        actions: Float[Tensor, "m h a"],
+        count: Int[Tensor, " m"],
+    ) -> MemberChoice | None:
         """What ``StateModel.roll`` is to follow in the dreams ``rows``; None is the mean.
 
         Args:
             rows: numbers of the dreams that move.
             words: of their instructions.
+            actions: of the chunk.
+            count: how many of them are executed.
         """
         if self._name == "mean":
             return None
@@ -68,6 +79,10 @@ class Members:
             return lambda courses: self.drawn[rows]
         state = self._model.state
         assert state is not None
+        if self._name == "faithful":
+            net = self._model.discriminator
+            assert net is not None
+            return lambda courses: most_faithful(state, net, courses, actions, count)
         return lambda courses: least_promising(state, courses, words)
 
 
@@ -98,4 +113,10 @@ def check_members(name: str, model: WorldModel) -> None:
         raise UserError(
             "env.members=worst asks which network promises least, and this world model does not "
             "say whether a task will be solved: it was trained by an older version. Train it again."
+        )
+    if name == "faithful" and model.discriminator is None:
+        raise UserError(
+            "env.members=faithful asks a discriminator which network looks most like the real env, "
+            "and this world model has none. Train it with faithful_steps=1000, or leave env.members "
+            "out."
         )

@@ -30,6 +30,7 @@ from embodyrl.world_models import model_files
 from embodyrl.world_models.dream import ChunkInputs, Dream
 from embodyrl.world_models.nets.backbone import ChunkTransformer, FlowMap
 from embodyrl.world_models.nets.codec import FrameCodec
+from embodyrl.world_models.nets.discriminator import Discriminator
 from embodyrl.world_models.nets.finder import Finder
 from embodyrl.world_models.nets.inverse import InverseDynamics
 from embodyrl.world_models.nets.state import MemberChoice, StateModel
@@ -73,6 +74,8 @@ class WorldModel(nn.Module):
             held-out successes stay below it. 0 for a single network.
         inverse: infers actions from pictures (``InverseDynamics``); None in an older model.
         finder: finds the state in pictures; None reads the simulator's, if there is a state model.
+        discriminator: tells real transitions from those that the state model's networks predict
+            (``world_models.faithful``); None where it was not asked for.
         max_action_error: how far pictures may be from showing the commanded actions
             (``InverseDynamics.error``): 9 of 10 held-out successes stay below it.
         keyframes: real moments that a dream can start from: ``context`` (M, 3, V, c, y, x) half
@@ -95,6 +98,7 @@ class WorldModel(nn.Module):
         state: StateModel | None = None,
         inverse: InverseDynamics | None = None,
         finder: Finder | None = None,
+        discriminator: Discriminator | None = None,
         horizon: int = 0,
     ) -> None:
         """Joins the networks; ``horizon`` is H where no backbone says it."""
@@ -106,6 +110,7 @@ class WorldModel(nn.Module):
         self.state = state
         self.inverse = inverse
         self.finder = finder
+        self.discriminator = discriminator
         self.spec = spec
         self.env = {}
         self.calibration = Calibration()

@@ -109,20 +109,20 @@ class StateModel(SavedNetwork):
         # The ensemble, and for each of its members a network per object.
         inputs = body_dim + action_dim
         distances = 2 * found * self.robot_dim
-        self.net = _mlp(inputs + distances, body_dim, width, layers)
+        self.net = residual_mlp(inputs + distances, body_dim, width, layers)
         self.others = nn.ModuleList(
-            _mlp(inputs + distances, body_dim, width, layers) for _ in range(members - 1)
+            residual_mlp(inputs + distances, body_dim, width, layers) for _ in range(members - 1)
         )
         self.movers = nn.ModuleList(
-            _mlp(inputs, 1 + part.stop - part.start, width, layers)
+            residual_mlp(inputs, 1 + part.stop - part.start, width, layers)
             for _ in range(members)
             for part in self.objects
         )
         # The judges, and the numbers that they see.
         judging = body_dim + distances + word_dim
-        self.judge = _mlp(judging, 1, 64, 2)
-        self.jury = nn.ModuleList(_mlp(judging, 1, 64, 2) for _ in range(judges - 1))
-        self.prospects = nn.ModuleList(_mlp(judging, 1, 64, 2) for _ in range(prospects))
+        self.judge = residual_mlp(judging, 1, 64, 2)
+        self.jury = nn.ModuleList(residual_mlp(judging, 1, 64, 2) for _ in range(judges - 1))
+        self.prospects = nn.ModuleList(residual_mlp(judging, 1, 64, 2) for _ in range(prospects))
         judged = torch.ones(body_dim)
         for kind, start, numbers in layout:
             judged[start : start + numbers] *= kind != "robot"
@@ -298,6 +298,19 @@ class StateModel(SavedNetwork):
         by_object = [_point(spread, part).norm(dim=-1) for part in self.objects]
         return torch.stack(by_object).amax(0)
 
+    def transition(
+        self,
+        before: Float[Tensor, "*b d"],
+        actions: Float[Tensor, "*b a"],
+        after: Float[Tensor, "*b d"],
+    ) -> Float[Tensor, "*b f"]:
+        """State, action, and what the linear model leaves over of the change, clipped."""
+        x = self._inputs(before, actions)
+        with torch.autocast(before.device.type, enabled=False):
+            change = (self._in_room(after) - self._in_room(before)) / self.std
+            left = (change - x @ self.linear) / self.scale
+        return torch.cat([x[..., :-1], left.clamp(-FAR, FAR)], dim=-1)
+
     def logit(
         self, state: Float[Tensor, "n d"], words: Float[Tensor, "n e"]
     ) -> Float[Tensor, " n"]:
@@ -403,7 +416,7 @@ class ResidualLayer(nn.Module):
         return x + F.silu(self.layer(x))
 
 
-def _mlp(inputs: int, outputs: int, width: int, layers: int) -> nn.Sequential:
+def residual_mlp(inputs: int, outputs: int, width: int, layers: int) -> nn.Sequential:
     """A residual MLP whose outputs start at zero."""
     net = nn.Sequential(
         nn.Linear(inputs, width),
