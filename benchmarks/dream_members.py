@@ -8,9 +8,8 @@
 As ``dream_algorithms.py``, with SAC-Flow alone: what differs is which of the state model's five
 networks a dream follows (``env.members``), what becomes of one in doubt (``env.doubt``), and, where
 dreams are cut after 15 actions, what a target takes of ten critics (``algorithm.target_critics``).
-``faithful`` needs a model with a discriminator: give ``imagination.py``
-``world=[steps=2500,state_members=5,state_steps=6000,faithful_steps=1000]`` and ``--out``, and the folder here as
-``--worlds``.
+``faithful`` runs where it is named: it needs worlds whose model has a discriminator, of a loop with
+``faithful_steps=1000`` in ``world`` and ``refresh``.
 Runs go to ``runs/bench/dream_members``, can be interrupted and resumed; what is finished goes into
 ``benchmarks/dream_members.json`` and ``docs/images/dream_members.png``. ``--tiny`` writes beside its
 runs instead.
@@ -71,7 +70,12 @@ def main() -> None:
         default=Path("runs/imagination/mujoco_pick"),
         help="of imagination.py",
     )
-    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
+    parser.add_argument(
+        "--variants",
+        nargs="+",
+        default=[name for name in VARIANTS if name != "faithful"],
+        choices=list(VARIANTS),
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--minutes", type=float, default=10.0, help="of training")
     parser.add_argument("--tiny", action="store_true", help="so small that it means nothing")
