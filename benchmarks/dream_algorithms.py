@@ -22,7 +22,7 @@ from pathlib import Path
 from figures import draw_json
 from shared import HERE, complete, gathered, write
 
-from embodyrl.config import compose
+from embodyrl.config import Config, compose
 from embodyrl.functional.intervals import bootstrap_iqm
 from embodyrl.storage.loggers import read_metrics
 from embodyrl.training.run_folder import finished
@@ -59,55 +59,73 @@ ALGORITHMS = {
 }  # fmt: skip
 
 
-def run(worlds: Path, name: str, seed: int, minutes: float) -> None:
-    """One algorithm with one seed, or what is left of it."""
-    a, world = ALGORITHMS[name], worlds / str(seed)
-    model = (
-        max((world / "loop").glob("round_*"), key=lambda folder: int(folder.name.split("_")[1]))
-        / "world"
-        / "model"
-    )
+def begin(
+    a: Algorithm,
+    world: Path,
+    out: Path,
+    name: str,
+    seed: int,
+    minutes: float,
+    more: tuple[str, ...] = (),
+) -> Config:
+    """The config of one algorithm with one seed, in the last world model of a loop.
+
+    Args:
+        a: what is run.
+        world: folder of ``imagination.py`` with this seed.
+        out: where runs go.
+        name: of the algorithm; the run is ``NAME_SEED``.
+        seed: of the run.
+        minutes: of training.
+        more: overrides, the last ones.
+    """
+    rounds = (world / "loop").glob("round_*")
+    newest = max(rounds, key=lambda folder: int(folder.name.split("_")[1]))
+    model = newest / "world" / "model"
     data = [f"data.path={world / 'demos'}", f"data.codec={model}"] if a.demos else []
     settings = [
         f"env.model={model}", f"env.seed={seed}", f"run.seed={seed}", f"run.init_checkpoint={world / 'sft'}",
-        f"run.out={OUT}", f"run.name={name}_{seed}", f"run.minutes={minutes}", "run.iterations=100000",
+        f"run.out={out}", f"run.name={name}_{seed}", f"run.minutes={minutes}", "run.iterations=100000",
         f"run.eval_every={a.every}", f"run.checkpoint_every={a.every}", "run.keep_checkpoints=1", "run.videos=0",
         "run.threads=1",
     ]  # fmt: skip
-    complete(compose(a.preset, [*a.overrides, *data, *settings]))
+    return compose(a.preset, [*a.overrides, *data, *settings, *more])
 
 
-def summarise(settings: dict) -> dict:
-    """JSON and figure of all runs that are finished."""
-    folders = {"/".join(p.name.rsplit("_", 1)): p for p in sorted(OUT.glob("*_[0-9]*"))}
-    runs = gathered("dream_algorithms", settings, folders)
+def summary(
+    benchmark: str, known: dict[str, Algorithm], out: Path, settings: dict, where: Path = HERE
+) -> dict:
+    """JSON and figure of all runs that are finished; what the JSON says of each algorithm."""
+    folders = {"/".join(p.name.rsplit("_", 1)): p for p in sorted(out.glob("*_[0-9]*"))}
+    runs = gathered(benchmark, settings, folders)
     for key, folder in folders.items():
         if key in runs:
             rows = [
                 row for row in read_metrics(folder / "metrics.jsonl") if row.get("train_episodes")
             ][-10:]
             episodes = sum(row["train_episodes"] for row in rows)
-            runs[key]["success_while_dreaming"] = (
-                sum(r["train_success"] * r["train_episodes"] for r in rows) / episodes
-            )
+            solved = sum(r["train_success"] * r["train_episodes"] for r in rows)
+            runs[key]["success_while_dreaming"] = solved / episodes if episodes else None
     algorithms = {}
-    for name, algorithm in ALGORITHMS.items():
+    for name, algorithm in known.items():
         found = [run for key, run in runs.items() if key.rsplit("/", 1)[0] == name]
         if not found:
             continue
         curves = [run["evaluations"] for run in found]
+        dreaming = [run["success_while_dreaming"] for run in found]
+        dreaming = [success for success in dreaming if success is not None]
         algorithms[name] = {
             "title": algorithm.title,
             "seeds": len(found),
             "before": bootstrap_iqm([c[0]["success"] for c in curves]),
             "after": bootstrap_iqm([c[-1]["success"] for c in curves]),
-            "dreaming": statistics.mean(run["success_while_dreaming"] for run in found),
+            "dreaming": statistics.mean(dreaming) if dreaming else None,
             "env_steps": [c[-1]["env_steps"] for c in curves],
             "minutes": [c[-1]["minutes"] for c in curves],
         }
-    write("dream_algorithms", {"settings": settings, "algorithms": algorithms, "runs": runs})
+    write(benchmark, {"settings": settings, "algorithms": algorithms, "runs": runs}, where)
     if algorithms:
-        draw_json(HERE / "dream_algorithms.json", "dreams")
+        draw_json(where / f"{benchmark}.json", "dreams")
     return algorithms
 
 
@@ -132,9 +150,10 @@ def main() -> None:
     for seed in a.seeds:
         for name in a.algorithms:
             if not finished(OUT / f"{name}_{seed}"):
-                run(a.worlds, name, seed, a.minutes)
-                summarise(settings)
-    for name, entry in summarise(settings).items():
+                world = a.worlds / str(seed)
+                complete(begin(ALGORITHMS[name], world, OUT, name, seed, a.minutes))
+                summary("dream_algorithms", ALGORITHMS, OUT, settings)
+    for name, entry in summary("dream_algorithms", ALGORITHMS, OUT, settings).items():
         print(
             name,
             entry["before"],

@@ -68,7 +68,7 @@ def gathered(
     return runs
 
 
-def write(name: str, result: dict[str, Any]) -> None:
-    """``benchmarks/NAME.json``, with what it was measured on."""
+def write(name: str, result: dict[str, Any], where: Path = HERE) -> None:
+    """``NAME.json`` in ``benchmarks``, or elsewhere, with what it was measured on."""
     about = {"commit": git_commit(), "versions": versions(), "hardware": hardware()}
-    (HERE / f"{name}.json").write_text(json.dumps(result | about, indent=1))
+    (where / f"{name}.json").write_text(json.dumps(result | about, indent=1))

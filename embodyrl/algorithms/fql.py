@@ -26,13 +26,13 @@ from torch import Tensor
 from embodyrl.algorithms.imitation import imitation_loss
 from embodyrl.algorithms.off_policy import OffPolicy
 from embodyrl.algorithms.optim import GuardedAdam, Means
-from embodyrl.errors import UserError
+from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.flow import randn
 from embodyrl.functional.losses import one_step_loss, td_loss
-from embodyrl.functional.returns import chunk_td_target
+from embodyrl.functional.returns import chunk_td_target, ensemble_value
 from embodyrl.policies.critics import Critics
 from embodyrl.policy import ActsInOneStep, HasFeatures, HasFlow, OneStepPolicy, num_executed
-from embodyrl.ranges import Count, CountOrZero, Discount, NotNegative, Positive, Range
+from embodyrl.ranges import Choice, Count, CountOrZero, Discount, NotNegative, Positive, Range
 from embodyrl.rollouts.batches import TransitionBatch, Transitions
 from embodyrl.rollouts.collect import Player
 from embodyrl.rollouts.replay_buffer import DEMO, ReplayBuffer
@@ -69,7 +69,9 @@ class FQLConfig:
             less on the units of rewards.
         lr: of the flow and of the head (Adam).
         critic_lr: of the critics (Adam).
-        num_critics: E; a target is their mean.
+        num_critics: E.
+        target_critics: whether a target takes their ``mean`` (the paper) or the ``least`` of them
+            (RAVL, arXiv:2402.12527, for dreams that are cut short). The head maximises the mean.
         critic_width: of their hidden layers, which have LayerNorm.
         critic_layers: hidden layers.
         tau: share by which target critics follow at each step.
@@ -92,10 +94,20 @@ class FQLConfig:
     lr: Positive = 3e-4
     critic_lr: Positive = 3e-4
     num_critics: Count = 2
+    target_critics: Annotated[str, Choice("mean", "least")] = "mean"
     critic_width: Count = 256
     critic_layers: Count = 2
     tau: Discount = 0.005
     max_grad_norm: NotNegative = 0.0
+
+    def __post_init__(self) -> None:
+        if self.num_critics == 1:
+            refuse_unread(
+                self,
+                "algorithm",
+                ("target_critics",),
+                "num_critics=1 has one value, which is mean and least; set num_critics=10",
+            )
 
 
 class FQL(OffPolicy):
@@ -246,7 +258,8 @@ class FQL(OffPolicy):
             next_features = self._features(batch.next_obs)
             noise = self._noise(len(batch), generator)
             next_choice = self.policy.one_step_actions(next_features, noise).clamp(-1.0, 1.0)
-            next_value = self.target(next_features, next_choice).mean(0)
+            next_q = self.target(next_features, next_choice)
+        next_value = ensemble_value(next_q, c.target_critics, generator)
         target = chunk_td_target(batch.reward, batch.valid, next_value, batch.terminated, c.gamma)
         # Loss, backward pass and optimiser step.
         q = self.critics(self._features(batch.obs), batch.choice)

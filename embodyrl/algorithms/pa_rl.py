@@ -30,7 +30,7 @@ from embodyrl.algorithms.optim import GuardedAdam, Means
 from embodyrl.algorithms.pa_rl_config import PARLConfig, check_can_choose
 from embodyrl.errors import UserError
 from embodyrl.functional.losses import td_loss
-from embodyrl.functional.returns import chunk_td_target
+from embodyrl.functional.returns import chunk_td_target, ensemble_value
 from embodyrl.policy import Chooses, ChoosingPolicy, num_executed
 from embodyrl.rollouts.batches import TransitionBatch, Transitions
 from embodyrl.types import Obs
@@ -206,7 +206,8 @@ class PARL(OffPolicy):
         # The value after each chunk, of what was chosen there.
         with torch.no_grad():
             next_choice = self._next_choices(rows)
-            next_value = self.target(data["next_features"], next_choice).mean(0)
+            next_q = self.target(data["next_features"], next_choice)
+        next_value = ensemble_value(next_q, self.config.target_critics, generator)
         # Nothing comes after a solved episode, nor after one that failed because its time was over.
         over = data["terminated"]
         if not self.config.bootstrap_timeouts:

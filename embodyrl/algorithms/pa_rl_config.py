@@ -8,7 +8,16 @@ from typing import Annotated, Any
 from embodyrl.algorithms.edit_actor import EditConfig, check_edit
 from embodyrl.errors import UserError, refuse_unread
 from embodyrl.policy import HasFlow, Imitates, has_ability
-from embodyrl.ranges import Count, CountOrZero, Discount, NotNegative, Positive, Range, Share
+from embodyrl.ranges import (
+    Choice,
+    Count,
+    CountOrZero,
+    Discount,
+    NotNegative,
+    Positive,
+    Range,
+    Share,
+)
 
 FOR_HINDSIGHT = ("hindsight_steps", "refresh_chunks")
 FOR_PICTURES = ("shift", "jitter", *FOR_HINDSIGHT)
@@ -42,6 +51,8 @@ class PARLConfig(EditConfig):
         ema: decay of the averaged weights, by which the policy proposes and which are evaluated and
             saved.
         critic_lr: of the critics (Adam).
+        target_critics: whether a target takes the ``mean`` of the critics or the ``least`` of them
+            (RAVL, arXiv:2402.12527, for dreams that are cut short). The mean chooses.
         tau: share by which target critics follow at each step.
         success_coef: so many own chunks of solved episodes are imitated per choice.
         bc_coef: so many chunks of the demonstrations of ``data.path`` are imitated per choice. With
@@ -72,6 +83,7 @@ class PARLConfig(EditConfig):
     lr: Positive = 2e-4
     ema: Annotated[float, Range(0, 1, open_high=True)] = 0.98
     critic_lr: Positive = 3e-4
+    target_critics: Annotated[str, Choice("mean", "least")] = "mean"
     tau: Discount = 0.01
     success_coef: NotNegative = 0.5
     bc_coef: NotNegative = 0.0

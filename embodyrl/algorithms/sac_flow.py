@@ -36,7 +36,7 @@ from embodyrl.algorithms.side_by_side import fork, side_by_side
 from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.flow import LEARNED_STD, LOG_2PI, randn
 from embodyrl.functional.losses import sac_actor_loss, td_loss, temperature_loss
-from embodyrl.functional.returns import chunk_td_target
+from embodyrl.functional.returns import chunk_td_target, ensemble_value
 from embodyrl.policies.augment import augmented
 from embodyrl.policies.critics import Critics
 from embodyrl.policies.sample_path import sample_path
@@ -336,9 +336,8 @@ class SACFlow(OffPolicy):
         next_choice, next_logprob, next_features = following or self._following(batch, generator)
         # Q of the chunk, and of what comes after it.
         q, next_q = self._q_values(features, batch.choice, next_features, next_choice)
-        # The soft value: the smaller of two critics (REDQ), and the entropy bonus.
-        pair = torch.randperm(c.num_critics, generator=generator)[:2].to(self.device)
-        next_value = next_q[pair].amin(0)
+        # The soft value: that of two critics (REDQ), or the least of all, and the entropy bonus.
+        next_value = ensemble_value(next_q, c.target_critics, generator)
         if c.entropy_backup:
             next_value = next_value - self.log_alpha.detach().exp() * next_logprob
         target = chunk_td_target(batch.reward, batch.valid, next_value, batch.terminated, c.gamma)
@@ -401,10 +400,11 @@ class SACFlow(OffPolicy):
         self.critics.requires_grad_(False).eval()
         q = self.critics(features.detach(), choice)
         self.critics.requires_grad_(True).train()
-        # The smaller of two, as SAC; of more, the mean, as REDQ.
-        least = q.amin(0) if self.config.num_critics == 2 else q.mean(0)
-        loss = sac_actor_loss(least, logprob, self.log_alpha.detach().exp())
-        figures = {"logprob": logprob.detach(), "q": least.detach()}
+        # The smaller of two, as SAC, or the least of all, as SAC-N; otherwise the mean, as REDQ.
+        takes_least = self.config.num_critics == 2 or self.config.target_critics == "least"
+        value = q.amin(0) if takes_least else q.mean(0)
+        loss = sac_actor_loss(value, logprob, self.log_alpha.detach().exp())
+        figures = {"logprob": logprob.detach(), "q": value.detach()}
         return loss.detach(), self._actor_gradient(loss), figures
 
     def _imitation_gradient(self, generator: torch.Generator) -> Gradient:

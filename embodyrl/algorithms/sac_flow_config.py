@@ -44,8 +44,12 @@ class SACFlowConfig(FoundConfig):
         entropy_backup: whether TD targets hold the entropy bonus of the next decision.
         bc_coef: weight of the flow matching loss on ``data.path`` in the actor's loss
             (offline-to-online).
-        num_critics: E; a target is the smaller value of two of them, drawn for every step (REDQ,
-            arXiv:2101.05982).
+        num_critics: E; see ``target_critics``.
+        target_critics: ``two``: a target is the smaller value of two of them, drawn for every step
+            (REDQ, arXiv:2101.05982), and the actor maximises the mean, of two critics the smaller.
+            ``least``: targets and actor take the least of all of them (SAC-N, arXiv:2110.01548).
+            It is for dreams that are cut short (RAVL, arXiv:2402.12527), with ``num_critics`` of
+            10 or more.
         shared_critic: critics see the actor's features, also where ``policy.critic`` is privileged;
             must be false where it is found.
         own_encoder: critics see the features of an encoder of their own instead, where
@@ -82,6 +86,7 @@ class SACFlowConfig(FoundConfig):
     entropy_backup: bool = True
     bc_coef: NotNegative = 0.0
     num_critics: Annotated[int, Range(2, 1000)] = 2
+    target_critics: Annotated[str, Choice("two", "least")] = "two"
     shared_critic: bool = False
     own_encoder: bool = False
     critic_shift: CountOrZero = 4
@@ -92,6 +97,13 @@ class SACFlowConfig(FoundConfig):
     max_grad_norm: NotNegative = 0.0
 
     def __post_init__(self) -> None:
+        if self.num_critics == 2:
+            refuse_unread(
+                self,
+                "algorithm",
+                ("target_critics",),
+                "with num_critics=2 the least of all is the smaller of two; set num_critics=10",
+            )
         if not self.own_encoder:
             refuse_unread(
                 self, "algorithm", ("critic_shift",), "own_encoder=false shifts no pictures"

@@ -39,6 +39,29 @@ def chunk_td_target(
     return chunk_rewards(reward, valid, gamma) + discount * torch.where(terminated, 0.0, next_value)
 
 
+def ensemble_value(
+    q: Float[Tensor, "e b"], how: str, generator: torch.Generator
+) -> Float[Tensor, " b"]:
+    """What a TD target takes of E critics.
+
+    Where dreams are cut short, the last state is one that no target was ever computed for, and
+    critics make up its value ("edge of reach", RAVL, arXiv:2402.12527). Critics that never learned
+    it differ there, so the least of many is low, and where they learned it is the value.
+
+    Args:
+        q: of each critic.
+        how: ``two``: the smaller of two that are drawn anew at every call (REDQ,
+            arXiv:2101.05982). ``mean``: of all. ``least``: of all (SAC-N, arXiv:2110.01548).
+        generator: of the draw.
+    """
+    if how == "mean":
+        return q.mean(0)
+    if how == "least":
+        return q.amin(0)
+    pair = torch.randperm(len(q), generator=generator)[:2].to(q.device)
+    return q[pair].amin(0)
+
+
 def discounted_returns(
     reward: Float[Tensor, "t h"], valid: Bool[Tensor, "t h"], gamma: float
 ) -> Float[Tensor, " t"]:

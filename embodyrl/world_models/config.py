@@ -25,10 +25,21 @@ from embodyrl.ranges import (
 from embodyrl.storage.paths import machine_setting, path_setting
 from embodyrl.world_models.model import WorldModel
 
+MEMBERS = ("mean", "one", "worst", "faithful")
+"""Values of ``env.members``."""
+DOUBT = ("fails", "cut", "ignored")
+"""Values of ``env.doubt``."""
 OF_FRAMES = (
     *("wan", "latent_channels", "channels", "width", "layers", "heads", "stochastic"),
     *("batch_size", "codec_steps", "codec_lr", "inverse_steps", "steps", "muon_lr", "lr"),
-    *("pushforward_from", "max_unroll", "unroll_growth", "context_noise", "max_false_positives"),
+    *(
+        "pushforward_from",
+        "max_unroll",
+        "faithful_steps",
+        "unroll_growth",
+        "context_noise",
+        "max_false_positives",
+    ),
 )
 """Settings of a world model that a model without frames does not read."""
 
@@ -89,6 +100,8 @@ class WorldTrainConfig:
         judge_noise: noise on the states that the judges learn from, in standard deviations of the
             data. With few judges and no noise, a policy trained in long dreams learns to fool the
             judges instead of solving the task. None means 0, and 0.1 for a found state.
+        faithful_steps: of the training of a network that tells real transitions from those that the
+            ``state_members`` predict (``env.members=faithful``); 0 trains none.
         inverse_steps: of the training of the inverse dynamics, which infer actions from pictures
             (``env.follow``, ``world eval``).
         steps: of the dynamics' training.
@@ -138,6 +151,7 @@ class WorldTrainConfig:
     prospects: Count = 3
     judges: Count = 1
     judge_noise: NotNegative | None = None
+    faithful_steps: CountOrZero = 0
     inverse_steps: Count = 600
     steps: Count = 4000
     muon_lr: Positive = 6e-3
@@ -225,9 +239,14 @@ class WorldModelConfig(EnvConfig):
             it last until the episode's time is up.
         sampling_steps: of a stochastic model: 0 imagines the mean, 1 or more samples the next
             moment in that many steps. A dream in which two samples differ by more than
-            ``WorldModel.max_disagreement`` has failed.
-        follow: a dream whose pictures do not show the commanded actions has failed; the limit is
+            ``WorldModel.max_disagreement`` is in doubt.
+        follow: a dream whose pictures do not show the commanded actions is in doubt; the limit is
             ``WorldModel.max_action_error``.
+        members: which of the state model's networks (``world train state_members=5``) a dream
+            follows: their ``mean``; ``one``, drawn for each episode; or after each chunk the
+            ``worst``, or the most ``faithful``. See ``world_models.members``.
+        doubt: what becomes of a dream that cannot be trusted any more: it ``fails``
+            (arXiv:2005.05951), is ``cut`` and its value bootstrapped, or the doubt is ``ignored``.
         real_envs: how many of the ``num_envs`` are the real env instead of dreams (``MixedEnv``).
         split: ``train`` starts dreams from the moments that the model was trained on, ``eval`` from
             held-out ones.
@@ -243,6 +262,8 @@ class WorldModelConfig(EnvConfig):
     length: CountOrZero = 0
     sampling_steps: CountOrZero = 0
     follow: bool = False
+    members: Annotated[str, Choice(*MEMBERS)] = "mean"
+    doubt: Annotated[str, Choice(*DOUBT)] = "fails"
     real_envs: CountOrZero = 0
     precision: Annotated[str, Choice("auto", "bf16", "f32")] = "auto"
 
@@ -255,6 +276,11 @@ class WorldModelConfig(EnvConfig):
             raise UserError(
                 f"env.history is {self.history}, but a dream has one picture for each chunk, and "
                 "none of the action before. Train in the real env."
+            )
+        if self.follow and self.doubt == "ignored":
+            raise UserError(
+                "env.follow=true doubts dreams whose pictures do not show the actions, and "
+                "env.doubt=ignored takes no notice of it: leave one of them out."
             )
         if self.real_envs and not 0 < self.real_envs < self.num_envs:
             raise UserError(

@@ -143,7 +143,7 @@ def promises(
     # Dream of each, and ask how it will end.
     steps = torch.full((count * n,), chunks.shape[1], device=model.device)
     after, spread = model.state.roll(state, chunks, steps)
-    promised = model.state.prospect_logits(after, words).sigmoid().mean(0)
+    promised = model.state.promise(after, words)
     if model.max_spread:
         promised = torch.where(spread > model.max_spread, 0.0, promised)
     return promised.view(count, n).to(proposals.device)

@@ -18,6 +18,7 @@ from embodyrl.world_models.config import WorldModelConfig, model_folder
 from embodyrl.world_models.dream import Dream, disagreement, plausible
 from embodyrl.world_models.film import Film
 from embodyrl.world_models.keyframes import select_keyframes
+from embodyrl.world_models.members import Members
 from embodyrl.world_models.model import NO_INVERSE, WorldModel
 from embodyrl.world_models.precision import use_bf16
 from embodyrl.world_models.reflectors.base import Reflector, successes
@@ -33,7 +34,7 @@ class WorldModelEnv:
     - success: the model's success head or the reflector says that the task is solved.
     - doubt (``log["doubt"]``): the model cannot be trusted there, because the training data say
       nothing about it. The dream has failed, so that a policy learns to stay away
-      (arXiv:2005.05951).
+      (arXiv:2005.05951); or ``env.doubt`` cuts it, or takes no notice.
     - fault: the latents are not finite or leave the range of the training data, or the reflector
       could not judge the frames. The chunk does not count, as with a broken simulator.
     - truncation: its time is up.
@@ -76,6 +77,7 @@ class WorldModelEnv:
         self._seeds = torch.arange(n)
         self._sentences = [""] * n
         self._images: dict[str, Tensor] = {}
+        self._members = Members(config.members, self.model, n)
         # What judges them, the frames that it has seen, and how often in a row it saw success.
         self._reflector: Reflector | None = None
         if config.reflector:
@@ -120,6 +122,7 @@ class WorldModelEnv:
         for k, sentence in zip(ids, sentences.tolist(), strict=True):
             self._sentences[k] = self.model.sentences[sentence]
         self._seeds[rows.cpu()] = torch.tensor(inits)
+        self._members.draw(ids, self._rngs)
         self._start(rows, self._keys["age"][keys])
 
     @torch.no_grad()
@@ -156,6 +159,7 @@ class WorldModelEnv:
             self.model.state_of(obs),
         )
         self._sentences = list(obs.instruction)
+        self._members.draw(range(self.spec.num_envs), self._rngs)
         every = torch.arange(self.spec.num_envs, device=self.device)
         self._start(every, torch.full_like(self._elapsed, age))
         return self._observe()
@@ -191,7 +195,8 @@ class WorldModelEnv:
         if self._dream is None:
             raise RuntimeError("step was called before the first reset.")
         actions = check_actions(actions.to(self.device), self.spec, self._running)
-        record = StepRecord(*actions.shape[:2], self.device)
+        cut_doubt = self.config.doubt == "cut"
+        record = StepRecord(*actions.shape[:2], self.device, cut_doubt=cut_doubt)
         before = self._dream
         started = self._running.nonzero().flatten()
         for first in range(0, actions.shape[1], self.model.horizon):
@@ -222,6 +227,8 @@ class WorldModelEnv:
         """How the running dreams have ended; fault goes before doubt, doubt before success."""
         assert self._dream is not None
         fault = self._running & (probability.isnan() | ~plausible(self._dream))
+        if self.config.doubt == "ignored":
+            doubtful = torch.zeros_like(doubtful)
         doubtful = self._running & doubtful & ~fault
         success = self._running & hit & ~fault & ~doubtful
         time_up = self._running & (self._elapsed >= self._end) & ~fault & ~doubtful & ~success
@@ -242,15 +249,16 @@ class WorldModelEnv:
         chunk = (self._dream[rows], actions[rows], count[rows])
         doubtful = torch.zeros(len(rows), dtype=torch.bool, device=self.device)
         steps = self.config.sampling_steps
+        choose = self._members.choice(rows, chunk[0].words, *chunk[1:])
         with self._autocast:
             if steps:
                 new, other = (
-                    self.model.imagine(*chunk, sample=noise, steps=steps)
+                    self.model.imagine(*chunk, sample=noise, steps=steps, choose=choose)
                     for noise in self._noise(rows)
                 )
                 doubtful |= disagreement(new, other) > self.model.max_disagreement
             else:
-                new = self.model.imagine(*chunk)
+                new = self.model.imagine(*chunk, choose=choose)
             if self.config.follow:
                 error = self.model.action_error(new, actions[rows], count[rows])
                 doubtful |= error > self.model.max_action_error
@@ -344,3 +352,9 @@ def _check_abilities(config: WorldModelConfig, model: WorldModel) -> None:
         )
     if config.follow and model.inverse is None:
         raise UserError(NO_INVERSE)
+    doubts = config.sampling_steps or config.follow or model.max_spread
+    if config.doubt != "fails" and not doubts:
+        raise UserError(
+            f"env.doubt is {config.doubt!r}, but nothing casts doubt on a dream here. Train the "
+            "model with state_members=5, or set env.follow=true, or leave env.doubt out."
+        )

@@ -17,6 +17,7 @@ from embodyrl.world_models.config import OF_FRAMES, WorldTrainConfig
 from embodyrl.world_models.model import WorldModel
 from embodyrl.world_models.nets.backbone import ChunkTransformer
 from embodyrl.world_models.nets.codec import FrameCodec
+from embodyrl.world_models.nets.discriminator import Discriminator
 from embodyrl.world_models.nets.finder import PLACES, Finder
 from embodyrl.world_models.nets.inverse import InverseDynamics
 from embodyrl.world_models.nets.state import StateModel
@@ -52,6 +53,7 @@ def build_model(config: WorldTrainConfig, clips: Clips, rows: Tensor) -> WorldMo
             model.finder = new_finder(clips, rows)
         if model.imagines_frames:
             model.inverse = _inverse_dynamics(model)
+        add_discriminator(config, model)
     model.env = clips.env
     model.proprio_mean.copy_(clips.proprio[rows].mean(0))
     model.proprio_std.copy_(clips.proprio[rows].std(0).clamp_min(1e-3))
@@ -130,6 +132,7 @@ def continue_model(config: WorldTrainConfig, clips: Clips) -> WorldModel:
             new_settings["body_dim"] = _full_state_dim(clips, config)
         if model.imagines_frames:
             model.inverse = model.inverse or _inverse_dynamics(model)
+        add_discriminator(config, model)
         if new_settings:
             old = model.backbone
             new = type(old)(**{**old.config, **new_settings})
@@ -221,6 +224,28 @@ def fit_linear(state: StateModel, clips: Clips, rows: Tensor) -> None:
     assert before is not None and after is not None
     device = state.mean.device
     state.fit_linear(before.to(device), clips.actions[rows].to(device), after.to(device))
+
+
+def add_discriminator(config: WorldTrainConfig, model: WorldModel) -> None:
+    """Gives a model what ``faithful_steps`` train, if it does not have it; or refuses to.
+
+    A model whose discriminator is not trained on loses it: it knows the networks of before.
+
+    Raises:
+        UserError: there are not several networks to tell from the truth.
+    """
+    if not config.faithful_steps:
+        model.discriminator = None
+        return
+    if model.state is None or len(model.state.members) < 2:
+        raise UserError(
+            f"faithful_steps is {config.faithful_steps}, but the model has no several networks of "
+            "the state to choose among. Set state_members=5, without state=false and without init "
+            "of such a model, or leave faithful_steps out."
+        )
+    if model.discriminator is None:
+        body = model.state.config["body_dim"]
+        model.discriminator = Discriminator(body, model.spec.action_dim)
 
 
 def _inverse_dynamics(model: WorldModel) -> InverseDynamics:

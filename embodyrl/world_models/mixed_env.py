@@ -75,8 +75,17 @@ class MixedEnv:
         if real or self._real_obs is None:
             self._real_obs = _reset(self.real, real)
         if dreams or self._dream_obs is None:
-            self._dream_obs = _reset(self.dream, dreams)
+            self._dream_obs = _reset(self.dream, dreams, self._seeds_of_dreams(ids, seed))
         return self._joined()
+
+    def _seeds_of_dreams(
+        self, ids: list[int], seed: int | Sequence[int] | None
+    ) -> list[int] | None:
+        """The seeds of those ``ids`` that are dreams: they also decide what a dream follows."""
+        if seed is None:
+            return None
+        seeds = [seed + k for k in ids] if isinstance(seed, int) else list(seed)
+        return [s for k, s in zip(ids, seeds, strict=True) if k >= self._num_real]
 
     def step(self, actions: Tensor) -> Step:
         """See ``VecEnv.step``; ``log["real"]`` says which envs are real."""
@@ -114,7 +123,7 @@ class MixedEnv:
         self.dream.close()
 
 
-def _reset(env: VecEnv, pairs: list[tuple[int, int]]) -> Obs:
+def _reset(env: VecEnv, pairs: list[tuple[int, int]], seeds: list[int] | None = None) -> Obs:
     """Resets envs to initial states, given as pairs; a state's number wraps around."""
     limit = env.spec.num_init_states or 2**31
-    return env.reset([k for k, _ in pairs], init=[i % limit for _, i in pairs])
+    return env.reset([k for k, _ in pairs], seed=seeds, init=[i % limit for _, i in pairs])

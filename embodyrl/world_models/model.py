@@ -30,9 +30,10 @@ from embodyrl.world_models import model_files
 from embodyrl.world_models.dream import ChunkInputs, Dream
 from embodyrl.world_models.nets.backbone import ChunkTransformer, FlowMap
 from embodyrl.world_models.nets.codec import FrameCodec
+from embodyrl.world_models.nets.discriminator import Discriminator
 from embodyrl.world_models.nets.finder import Finder
 from embodyrl.world_models.nets.inverse import InverseDynamics
-from embodyrl.world_models.nets.state import StateModel
+from embodyrl.world_models.nets.state import MemberChoice, StateModel
 from embodyrl.world_models.nets.success import SuccessHead
 from embodyrl.world_models.reflectors.calibration import Calibration
 
@@ -73,6 +74,8 @@ class WorldModel(nn.Module):
             held-out successes stay below it. 0 for a single network.
         inverse: infers actions from pictures (``InverseDynamics``); None in an older model.
         finder: finds the state in pictures; None reads the simulator's, if there is a state model.
+        discriminator: tells real transitions from those that the state model's networks predict
+            (``world_models.faithful``); None where it was not asked for.
         max_action_error: how far pictures may be from showing the commanded actions
             (``InverseDynamics.error``): 9 of 10 held-out successes stay below it.
         keyframes: real moments that a dream can start from: ``context`` (M, 3, V, c, y, x) half
@@ -95,6 +98,7 @@ class WorldModel(nn.Module):
         state: StateModel | None = None,
         inverse: InverseDynamics | None = None,
         finder: Finder | None = None,
+        discriminator: Discriminator | None = None,
         horizon: int = 0,
     ) -> None:
         """Joins the networks; ``horizon`` is H where no backbone says it."""
@@ -106,6 +110,7 @@ class WorldModel(nn.Module):
         self.state = state
         self.inverse = inverse
         self.finder = finder
+        self.discriminator = discriminator
         self.spec = spec
         self.env = {}
         self.calibration = Calibration()
@@ -197,6 +202,7 @@ class WorldModel(nn.Module):
         sample: Tensor | None = None,
         steps: int = 1,
         full_state: Tensor | None = None,
+        choose: MemberChoice | None = None,
     ) -> Dream:
         """One step of the dream: the moment after the first ``count`` (1 to H) of the actions.
 
@@ -210,12 +216,13 @@ class WorldModel(nn.Module):
             steps: of denoising: Euler's, or the backbone's own (``AnyFlowBackbone``).
             full_state: the full state after the chunk, if it is known; None asks the state model,
                 if there is one.
+            choose: which of the state model's networks each dream follows; None means their mean.
         """
         noise = actions.new_zeros(len(actions)) if noise is None else noise
         # Predict the full state, which the frames then follow.
         spread = None
         if self.state is not None and dream.full_state is not None and full_state is None:
-            full_state, spread = self.state.roll(dream.full_state, actions, count)
+            full_state, spread = self.state.roll(dream.full_state, actions, count, choose)
         if not self.imagines_frames:
             return self._state_alone(dream, full_state, spread)
         # Predict the next latent: the mean of what may come, or one sample of it.

@@ -31,9 +31,10 @@ PARTS = {
     "state": {"StateModel": "embodyrl.world_models.nets.state"},
     "inverse": {"InverseDynamics": "embodyrl.world_models.nets.inverse"},
     "finder": {"Finder": "embodyrl.world_models.nets.finder"},
+    "discriminator": {"Discriminator": "embodyrl.world_models.nets.discriminator"},
 }
 """Subfolder -> the classes it may hold -> the module of each."""
-OPTIONAL = ("state", "inverse", "finder")
+OPTIONAL = ("state", "inverse", "finder", "discriminator")
 """Subfolders that may be missing."""
 PICTURE_PARTS = ("codec", "backbone", "success")
 """Subfolders that a model without frames does not have; its ``world.json`` has ``horizon``."""

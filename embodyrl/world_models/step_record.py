@@ -16,7 +16,7 @@ class DreamOutcome:
 
     Attributes:
         success: the task is solved.
-        doubtful: the dream cannot be trusted any more, and has failed.
+        doubtful: the dream cannot be trusted any more, and is over.
         fault: it broke: it left what is possible, or could not be judged.
         time_up: its time is up, and none of the above.
     """
@@ -35,11 +35,20 @@ class DreamOutcome:
 class StepRecord:
     """Rewards, masks and outcomes of N dreams over the H actions of one env step.
 
+    Args:
+        n: N.
+        horizon: H.
+        device: of its tensors.
+        cut_doubt: a dream in doubt is truncated; otherwise it has failed.
+
     Attributes:
         fault: (N,) bool, broke in one of the pieces.
     """
 
-    def __init__(self, n: int, horizon: int, device: torch.device) -> None:
+    def __init__(
+        self, n: int, horizon: int, device: torch.device, *, cut_doubt: bool = False
+    ) -> None:
+        self._cut_doubt = cut_doubt
         self._reward = torch.zeros(n, horizon, device=device)
         self._valid = torch.zeros(n, horizon, dtype=torch.bool, device=device)
         self._probability = torch.zeros(n, device=device)
@@ -74,11 +83,13 @@ class StepRecord:
     def to_step(self, obs: Obs) -> Step:
         """The ``Step`` that the env returns. The chunk of a dream that broke does not count."""
         valid = self._valid & ~self.fault[:, None]
+        failed = torch.zeros_like(self._doubtful) if self._cut_doubt else self._doubtful
+        cut = self._doubtful & ~failed
         return Step(
             obs=obs,
             reward=self._reward * ~self.fault[:, None],
-            terminated=self._success | self._doubtful,
-            truncated=self._time_up | self.fault,
+            terminated=self._success | failed,
+            truncated=self._time_up | self.fault | cut,
             valid=valid,
             success=self._success,
             fault=self.fault,

@@ -23,6 +23,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,6 +48,7 @@ from embodyrl.world_models.calibrate import (
 from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.colour_jitter import jitter_colours
 from embodyrl.world_models.config import WorldTrainConfig
+from embodyrl.world_models.faithful import faithful_in_words, score_discriminator
 from embodyrl.world_models.found_state import frames_on_the_way, require_moving_pictures
 from embodyrl.world_models.init import build_model, continue_model, what_state
 from embodyrl.world_models.keyframes import add_keyframes
@@ -163,6 +165,12 @@ def finish_model(
         model.save(folder / "model")
         return
     model.max_action_error = fit_action_error_limit(model, clips, starts)
+    # What tells the networks of the state model apart.
+    faithful: dict[str, Any] = {}
+    if model.discriminator is not None:
+        rows = (held_out & (torch.arange(len(clips)) + 1 < clips.end)).nonzero().flatten()
+        faithful["faithful"] = score_discriminator(model, clips, rows)
+        print(faithful_in_words(faithful["faithful"]))
     # Where dreams start.
     add_keyframes(model, clips, held_out, config.seed)
     # When a dream is solved.
@@ -179,7 +187,7 @@ def finish_model(
             "then fits the threshold again. Or let a reflector judge the frames: "
             "env.reflector=FOLDER."
         ) from error
-    write_json(folder / "held_out.json", report)
+    write_json(folder / "held_out.json", report | faithful)
     model.save(folder / "model")
 
 

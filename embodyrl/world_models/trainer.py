@@ -19,6 +19,7 @@ from embodyrl.word_embeddings import embed_sentences
 from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.config import WorldTrainConfig, noise_on_states
 from embodyrl.world_models.encode import encode, set_latent_scale
+from embodyrl.world_models.faithful import discriminator_loss
 from embodyrl.world_models.found_state import (
     find_states,
     frames_on_the_way,
@@ -40,6 +41,7 @@ from embodyrl.world_models.training_losses import (
 
 STATE_BATCH = 256
 STATE_LR = 3e-3
+DISCRIMINATOR_LR = 1e-3
 INVERSE_BATCH = 128
 INVERSE_LR = 2e-3
 LOG_EVERY = 20
@@ -115,6 +117,8 @@ class WorldTrainer:
                 # 3. What actions do to the state, and what actions pictures show.
                 if "state_model" in self.stages:
                     self._run_stage("state_model", "state model", self._state_loss)
+                if "discriminator" in self.stages:
+                    self._run_stage("discriminator", "discriminator", self._discriminator_loss)
                 if codec is not None:
                     self._run_stage("inverse", "inverse dynamics", self._inverse_loss)
                     # 4. Dynamics and success head, in latents.
@@ -205,6 +209,12 @@ class WorldTrainer:
             noise.judge,
             generator,
         )
+
+    def _discriminator_loss(self, step: int) -> Losses:
+        generator = _generator(self.config.seed, 7, step)
+        drawn = torch.randint(len(self.rows_with_next), (STATE_BATCH,), generator=generator)
+        loss = discriminator_loss(self.model, self.clips, self.rows_with_next[drawn], generator)
+        return loss, {"discriminator": loss}
 
     def _inverse_loss(self, step: int) -> Losses:
         generator = _generator(self.config.seed, 4, step)
@@ -304,6 +314,9 @@ def _make_stages(config: WorldTrainConfig, model: WorldModel) -> dict[str, Stage
         stages["finder"] = Stage(seeing, [], (0.0, LOCALISER_LR), config.found_steps)
     if model.state is not None:
         stages["state_model"] = Stage(model.state, [], (0.0, STATE_LR), config.state_steps)
+    if model.discriminator is not None:
+        rates = (0.0, DISCRIMINATOR_LR)
+        stages["discriminator"] = Stage(model.discriminator, [], rates, config.faithful_steps)
     return stages
 
 

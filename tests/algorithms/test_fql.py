@@ -80,8 +80,9 @@ def update(algorithm, chunks=None, seed=0):
 # The losses, against closed forms.
 
 
-def test_critics_aim_at_the_rewards_of_a_chunk_and_the_value_of_what_the_head_does_next():
-    algorithm = make_small(tau=0.5, gamma=0.9)
+@pytest.mark.parametrize("how", ["mean", "least"])
+def test_critics_aim_at_the_rewards_of_a_chunk_and_the_value_of_what_the_head_does_next(how):
+    algorithm = make_small(tau=0.5, gamma=0.9, target_critics=how)
     # The target critics are others than the critics.
     with torch.no_grad():
         for p in algorithm.target.parameters():
@@ -96,7 +97,8 @@ def test_critics_aim_at_the_rewards_of_a_chunk_and_the_value_of_what_the_head_do
     policy = algorithm.policy
     seen = policy.normalize_proprio(chunks.next_obs.proprio)
     next_choice = policy.one_step_actions(seen, noise).clamp(-1, 1)
-    value = before(seen, next_choice).mean(0).detach()
+    each = before(seen, next_choice).detach()
+    value = each.mean(0) if how == "mean" else torch.minimum(each[0], each[1])
     wanted = []
     for k in range(8):
         steps = 2 if k == 0 else 3

@@ -215,10 +215,15 @@ def test_critics_fit_the_returns_first_and_need_an_episode_that_ended():
         update(make_small(critic_warmup=1, mc_steps=1), played(list(range(8))))
 
 
-@pytest.mark.parametrize("bootstrap", [False, True])
-def test_critics_aim_at_reward_plus_the_discounted_value_of_what_was_chosen(bootstrap):
+@pytest.mark.parametrize(("bootstrap", "how"), [(False, "mean"), (True, "mean"), (True, "least")])
+def test_critics_aim_at_reward_plus_the_discounted_value_of_what_was_chosen(bootstrap, how):
     algorithm = make_small(
-        critic_warmup=0, capacity=8, tau=1.0, critic_lr=1e-2, bootstrap_timeouts=bootstrap
+        critic_warmup=0,
+        capacity=8,
+        tau=1.0,
+        critic_lr=1e-2,
+        bootstrap_timeouts=bootstrap,
+        target_critics=how,
     )
     chunks = played(list(range(8)), done=set(range(6)), solved={0, 2, 4})
     update(algorithm, chunks)
@@ -230,7 +235,8 @@ def test_critics_aim_at_reward_plus_the_discounted_value_of_what_was_chosen(boot
     rows = torch.randint(8, (10,), generator=gen(7))
     stored = algorithm.buffer.rows(rows)
     features = algorithm.chooser.encoder(stored.next_obs)
-    value = algorithm.target(features, algorithm.buffer.data["next_choice"][rows]).mean(0)
+    each = algorithm.target(features, algorithm.buffer.data["next_choice"][rows])
+    value = each.mean(0) if how == "mean" else torch.minimum(each[0], each[1])
     discounted = sum(0.99**i * stored.reward[:, i] for i in range(H))
     # Three episodes are solved, three ran out of time, and two go on.
     assert stored.terminated.any() and stored.truncated.any()

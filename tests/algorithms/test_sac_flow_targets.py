@@ -6,6 +6,7 @@ import torch
 from embodyrl.algorithms.optim import Means
 from embodyrl.algorithms.sac_flow import SACFlow, SACFlowConfig
 from embodyrl.build import make_policy
+from embodyrl.errors import UserError
 from embodyrl.policies.flow_mlp import FlowMLPConfig
 from embodyrl.rollouts.batches import Transitions
 from embodyrl.types import EnvSpec, Obs
@@ -94,6 +95,23 @@ def test_of_many_critics_the_target_takes_the_smaller_of_two_drawn_ones(seed):
     assert stats.means()["td_target"] == pytest.approx(float(target.mean()), rel=1e-5)
 
 
+def test_a_target_may_take_the_least_of_all_critics():
+    """RAVL and SAC-N."""
+    algorithm = make(num_critics=4, target_critics="least", entropy_backup=False)
+    fix_values(algorithm.target, [4.0, 2.5, 1.0, 3.0])
+    for seed in range(3):
+        stats = Means()
+        algorithm._update_critics(chunks(), gen(seed), stats, following(algorithm))
+        target = target_by_hand(torch.full((B,), 1.0))
+        fix_values(algorithm.target, [4.0, 2.5, 1.0, 3.0])
+        assert stats.means()["td_target"] == pytest.approx(float(target.mean()), rel=1e-5)
+
+
+def test_of_two_critics_the_least_is_what_it_was_anyway():
+    with pytest.raises(UserError, match="num_critics=2 the least of all is the smaller of two"):
+        make(target_critics="least")
+
+
 def test_critics_learn_and_target_nets_follow_by_tau():
     algorithm = make(tau=0.25, critic_lr=1e-2)
     before = [p.clone() for p in algorithm.target.parameters()]
@@ -105,10 +123,16 @@ def test_critics_learn_and_target_nets_follow_by_tau():
 
 
 @pytest.mark.parametrize(
-    ("values", "least"), [([5.0, 3.0], 3.0), ([1.0, 4.0], 1.0), ([1.0, 4.0, 7.0], 4.0)]
+    ("values", "how", "least"),
+    [
+        ([5.0, 3.0], "two", 3.0),
+        ([1.0, 4.0], "two", 1.0),
+        ([1.0, 4.0, 7.0], "two", 4.0),
+        ([4.0, 1.0, 7.0], "least", 1.0),
+    ],
 )
-def test_the_actor_maximises_the_smaller_of_two_values_and_the_mean_of_more(values, least):
-    algorithm = make(num_critics=len(values))
+def test_the_actor_maximises_the_smaller_of_two_values_and_the_mean_of_more(values, how, least):
+    algorithm = make(num_critics=len(values), target_critics=how)
     fix_values(algorithm.critics, values)
     loss, gradient, figures = algorithm._improvement(observed(), gen(5))
     _, logprob, _ = algorithm._sample_choice(observed(), gen(5))

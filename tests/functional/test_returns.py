@@ -11,6 +11,7 @@ from embodyrl.functional.returns import (
     chunk_td_target,
     combined_group_advantages,
     discounted_returns,
+    ensemble_value,
     equal_episode_weights,
     gae,
     group_advantages,
@@ -426,3 +427,38 @@ def test_eps_is_added_to_the_deviation():
     # Of a sample the deviation of 1 and 3 is the root of 2.
     expected = 1 / (math.sqrt(2) + 0.5)
     assert group_advantages(x[None], eps=0.5).tolist()[0] == pytest.approx([-expected, expected])
+
+
+# What a target takes of an ensemble.
+
+
+@pytest.mark.parametrize(
+    ("how", "count", "expected"),
+    [
+        ("two", 10, -(math.pi**-0.5)),
+        ("mean", 10, 0.0),
+        ("least", 10, -1.53875),
+        ("least", 3, -0.84628),
+    ],
+)
+def test_the_least_of_many_is_low_where_critics_differ_and_the_value_where_they_agree(
+    how, count, expected
+):
+    """Critics that never learned a state say N(0, 1); the means of the least are order statistics."""
+    generator = torch.Generator().manual_seed(0)
+    unknown = torch.randn(count, 40_000, generator=generator, dtype=F64)
+    value = ensemble_value(unknown, how, generator)
+    assert float(value.mean()) == pytest.approx(expected, abs=0.02)
+    known = torch.full((count, 5), 0.7, dtype=F64)
+    torch.testing.assert_close(ensemble_value(known, how, generator), known[0])
+
+
+def test_two_are_drawn_anew_at_every_call_and_each_state_has_its_own_least():
+    q = torch.tensor([[4.0, 1.0], [2.0, 3.0], [3.0, 5.0]])
+    generator = torch.Generator().manual_seed(0)
+    drawn = {tuple(ensemble_value(q, "two", generator).tolist()) for _ in range(60)}
+    assert drawn == {(2.0, 1.0), (3.0, 1.0), (2.0, 3.0)}
+    before = generator.get_state()
+    assert ensemble_value(q, "least", generator).tolist() == [2.0, 1.0]
+    assert ensemble_value(q, "mean", generator).tolist() == [3.0, 3.0]
+    assert torch.equal(generator.get_state(), before)

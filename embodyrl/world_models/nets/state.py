@@ -16,7 +16,7 @@ are where the robot's own numbers will be, so the networks also see how far the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
@@ -41,6 +41,10 @@ FAR = 5.0
 """Standard deviations at which inputs are clipped: a dream outside the data must not diverge."""
 
 
+type MemberChoice = Callable[[Tensor], Tensor]
+"""Courses of E networks (E, H + 1, n, D) -> the number (n,) of the network that is followed."""
+
+
 class StateModel(SavedNetwork):
     """A full state and an action -> the next full state.
 
@@ -53,8 +57,8 @@ class StateModel(SavedNetwork):
         width: of the networks.
         layers: their hidden layers.
         members: E networks that differ only in their first weights (an ensemble,
-            arXiv:1612.01474). The prediction is their mean. Where they differ, the data say
-            nothing.
+            arXiv:1612.01474). The prediction is their mean, or one of them
+            (``world_models.members``). Where they differ, the data say nothing.
         layout: which numbers of the full state are positions (``EnvSpec.layout``).
         judges: J networks that say whether the task is solved; the least sure of them counts. A
             policy that is trained in a dream finds states that one network takes for solved by
@@ -105,20 +109,20 @@ class StateModel(SavedNetwork):
         # The ensemble, and for each of its members a network per object.
         inputs = body_dim + action_dim
         distances = 2 * found * self.robot_dim
-        self.net = _mlp(inputs + distances, body_dim, width, layers)
+        self.net = residual_mlp(inputs + distances, body_dim, width, layers)
         self.others = nn.ModuleList(
-            _mlp(inputs + distances, body_dim, width, layers) for _ in range(members - 1)
+            residual_mlp(inputs + distances, body_dim, width, layers) for _ in range(members - 1)
         )
         self.movers = nn.ModuleList(
-            _mlp(inputs, 1 + part.stop - part.start, width, layers)
+            residual_mlp(inputs, 1 + part.stop - part.start, width, layers)
             for _ in range(members)
             for part in self.objects
         )
         # The judges, and the numbers that they see.
         judging = body_dim + distances + word_dim
-        self.judge = _mlp(judging, 1, 64, 2)
-        self.jury = nn.ModuleList(_mlp(judging, 1, 64, 2) for _ in range(judges - 1))
-        self.prospects = nn.ModuleList(_mlp(judging, 1, 64, 2) for _ in range(prospects))
+        self.judge = residual_mlp(judging, 1, 64, 2)
+        self.jury = nn.ModuleList(residual_mlp(judging, 1, 64, 2) for _ in range(judges - 1))
+        self.prospects = nn.ModuleList(residual_mlp(judging, 1, 64, 2) for _ in range(prospects))
         judged = torch.ones(body_dim)
         for kind, start, numbers in layout:
             judged[start : start + numbers] *= kind != "robot"
@@ -246,28 +250,66 @@ class StateModel(SavedNetwork):
         state: Float[Tensor, "n d"],
         actions: Float[Tensor, "n h a"],
         count: Int[Tensor, " n"],
+        choose: MemberChoice | None = None,
     ) -> tuple[Float[Tensor, "n d"], Float[Tensor, " n"]]:
         """The state after the first ``count`` of the actions, and the ensemble's spread.
 
         Each network predicts its own course over all actions.
 
+        Args:
+            state: before the actions.
+            actions: of a chunk.
+            count: how many of them are executed.
+            choose: which network's state it is in each row; None takes their mean.
+
         Returns:
-            The mean of the states, and (n,) their spread, 0 for a single network. With a layout
-            the spread is the standard deviation, in metres, of the object position that the
-            networks differ about most. Without one it is that of the full state, as a root mean
-            square in standard deviations of the data.
+            The state, and (n,) the networks' spread, 0 for a single one. With a layout the spread
+            is the standard deviation, in metres, of the object position that the networks differ
+            about most. Without one it is that of the full state, as a root mean square in standard
+            deviations of the data.
         """
-        states = state.expand(len(self.members), -1, -1)
+        courses = self.courses(state, actions, count)
+        states = courses[:, -1]
+        if choose is None:
+            return states.mean(0), self._spread(states)
+        rows = torch.arange(len(state), device=state.device)
+        return states[choose(courses), rows], self._spread(states)
+
+    def courses(
+        self,
+        state: Float[Tensor, "n d"],
+        actions: Float[Tensor, "n h a"],
+        count: Int[Tensor, " n"],
+    ) -> Float[Tensor, "e h+1 n d"]:
+        """The states before and after each action, by each network; they rest after ``count``."""
+        states = [state.expand(len(self.members), -1, -1)]
         # In float32: bfloat16 cannot hold millimetres.
         with torch.autocast(state.device.type, enabled=False):
             for step in range(actions.shape[1]):
-                after = self(states, actions[:, step])
-                states = torch.where((step < count)[:, None], after, states)
-            spread = self._in_room(states).std(0, correction=0)
+                after = self(states[-1], actions[:, step])
+                states.append(torch.where((step < count)[:, None], after, states[-1]))
+        return torch.stack(states, dim=1)
+
+    def _spread(self, states: Float[Tensor, "e n d"]) -> Float[Tensor, " n"]:
+        """See ``roll``."""
+        spread = self._in_room(states).std(0, correction=0)
         if not self.objects:
-            return states.mean(0), (spread / self.std).square().mean(-1).sqrt()
+            return (spread / self.std).square().mean(-1).sqrt()
         by_object = [_point(spread, part).norm(dim=-1) for part in self.objects]
-        return states.mean(0), torch.stack(by_object).amax(0)
+        return torch.stack(by_object).amax(0)
+
+    def transition(
+        self,
+        before: Float[Tensor, "*b d"],
+        actions: Float[Tensor, "*b a"],
+        after: Float[Tensor, "*b d"],
+    ) -> Float[Tensor, "*b f"]:
+        """State, action, and what the linear model leaves over of the change, clipped."""
+        x = self._inputs(before, actions)
+        with torch.autocast(before.device.type, enabled=False):
+            change = (self._in_room(after) - self._in_room(before)) / self.std
+            left = (change - x @ self.linear) / self.scale
+        return torch.cat([x[..., :-1], left.clamp(-FAR, FAR)], dim=-1)
 
     def logit(
         self, state: Float[Tensor, "n d"], words: Float[Tensor, "n e"]
@@ -282,13 +324,19 @@ class StateModel(SavedNetwork):
         return self._ask([self.judge, *self.jury], state, words)
 
     def prospect_logits(
-        self, state: Float[Tensor, "n d"], words: Float[Tensor, "n e"]
-    ) -> Float[Tensor, "k n"]:
+        self, state: Float[Tensor, "*e n d"], words: Float[Tensor, "*e n w"]
+    ) -> Float[Tensor, "k *e n"]:
         """The logit, of each network for it, that the task will be solved, now or later."""
         return self._ask(list(self.prospects), state, words)
 
+    def promise(
+        self, state: Float[Tensor, "*e n d"], words: Float[Tensor, "*e n w"]
+    ) -> Float[Tensor, "*e n"]:
+        """The probability that the task will be solved, now or later: the mean of the networks."""
+        return self.prospect_logits(state, words).sigmoid().mean(0)
+
     def _ask(self, nets: list[nn.Module], state: Tensor, words: Tensor) -> Tensor:
-        """(nets, n) what networks say of a state, the instruction beside."""
+        """(nets, ..., n) what networks say of a state, the instruction beside."""
         with torch.autocast(state.device.type, enabled=False):
             seen = [self.normalize(state) * self.judged, *self._distances(state), words]
             x = torch.cat(seen, dim=-1)
@@ -368,7 +416,7 @@ class ResidualLayer(nn.Module):
         return x + F.silu(self.layer(x))
 
 
-def _mlp(inputs: int, outputs: int, width: int, layers: int) -> nn.Sequential:
+def residual_mlp(inputs: int, outputs: int, width: int, layers: int) -> nn.Sequential:
     """A residual MLP whose outputs start at zero."""
     net = nn.Sequential(
         nn.Linear(inputs, width),
