@@ -27,6 +27,7 @@ BATCH = 64
 SHIFT = 4
 """Pixels by which pictures are shifted at random in training, so that few episodes teach more."""
 DROPOUT = 0.1
+"""Share of what is told from pictures that is left out in training."""
 
 
 @dataclass
@@ -101,10 +102,8 @@ class InverseDynamics(nn.Module):
         self.eyes = nn.ModuleList(_eye() for _ in range(cameras))
         seen = cameras * 64 * (SIDE // 16) ** 2 + len(OFFSETS) * state_dim
         self.head = nn.Sequential(
-            nn.Dropout(DROPOUT),
             nn.Linear(seen, width),
             nn.ReLU(),
-            nn.Dropout(DROPOUT),
             nn.Linear(width, width),
             nn.ReLU(),
             nn.Linear(width, 2 * target_dim),
@@ -152,6 +151,7 @@ def _eye() -> nn.Module:
         nn.Conv2d(64, 64, 3, stride=2, padding=1),
         nn.ReLU(),
         nn.Flatten(),
+        nn.Dropout(DROPOUT),
     )
 
 

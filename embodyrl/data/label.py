@@ -70,43 +70,43 @@ def label_dataset(
     target, source, cameras = _open(path, like, replace)
     with_states = STATE in target.features and STATE in source.features
     learned, shown = (_film(data, cameras, with_states) for data in (source, target))
-    # 1. What is to be named: actions, and states where the videos alone are there.
-    wanted = torch.from_numpy(source.columns[ACTION].astype(np.float32))
-    dims = wanted.shape[1]
-    if STATE not in target.features and STATE in source.features:
-        wanted = torch.cat([wanted, torch.from_numpy(source.columns[STATE].astype(np.float32))], 1)
-    # 2. Learn from most labelled episodes, and try the others.
+    # 1. Learn from most labelled episodes, and try the others.
     train, held_out = _split(learned.episode, seed)
     say(f"learning from {len(train):,} frames of {like}; {len(held_out):,} are held out")
+    wanted = torch.from_numpy(source.columns[ACTION].astype(np.float32))
     net = fit(learned, wanted, train, steps=steps, seed=seed, say=say)
     named, doubt = net.name(learned, held_out)
     score = explained(named, wanted[held_out])
-    result: dict[str, Any] = {"explained": score[:dims]}
-    if len(score) > dims:
-        result["states"] = score[dims:]
-    if min(score[:dims]) < least:
+    result: dict[str, Any] = {"explained": score}
+    if min(score) < least:
         raise UserError(
             f"The actions cannot be told well enough from what is seen: of the held-out episodes of "
-            f"{like} the net explains {_shares(score[:dims])} of each number (R^2), and --least asks "
+            f"{like} the net explains {_shares(score)} of each number (R^2), and --least asks "
             f"for {least:g}. More labelled episodes or --steps may help, or a camera that sees the "
             "hand; a lower --least takes them as they are."
         )
-    # 3. Name those of the others, and write.
-    limit = doubt[:, :dims].max(1).values.quantile(0.99)
-    values, stds = net.name(shown, torch.arange(len(shown.episode)))
-    unsure = stds[:, :dims].max(1).values
+    # 2. Name those of the others.
+    limit = doubt.max(1).values.quantile(0.99)
+    every = torch.arange(len(shown.episode))
+    values, stds = net.name(shown, every)
+    unsure = stds.max(1).values
     result |= {
         "episodes": len(target.episodes),
         "frames": len(values),
         "doubtful": float((unsure > limit).float().mean()),
     }
-    actions = values[:, :dims].clamp(*_range(wanted[:, :dims]))
+    actions = values.clamp(*_range(wanted))
+    columns = {ACTION: actions, DOUBT: unsure[:, None]}
+    # 3. Where the videos alone are there, name states too: by a net of their own, because they are
+    # easier, and in one net their likelihood would outweigh that of the actions.
+    if STATE not in target.features and STATE in source.features:
+        states = torch.from_numpy(source.columns[STATE].astype(np.float32))
+        net = fit(learned, states, train, steps=steps, seed=seed, say=say)
+        result["states"] = explained(net.name(learned, held_out)[0], states[held_out])
+        columns[STATE] = net.name(shown, every)[0]
     if replace:
         before = torch.from_numpy(target.columns[ACTION].astype(np.float32))
         result["agrees"] = explained(actions, before)
-    columns = {ACTION: actions, DOUBT: unsure[:, None]}
-    if "states" in result:
-        columns[STATE] = values[:, dims:]
     about = {"labelled_like": like, "explained": result["explained"]}
     _write(target, source, Path(out), columns, about)
     return result

@@ -133,8 +133,9 @@ def test_videos_alone_get_states_too(labelled: Path, bare: Path, tmp_path: Path)
 def test_the_net_sees_no_frame_of_another_episode() -> None:
     film = Film({}, torch.arange(6.0)[:, None], torch.tensor([0, 0, 0, 1, 1, 1]))
     _, states = film.seen(torch.arange(6))
+    # The state at an action, and how the ones before and after it differ from it.
     assert states.tolist() == [
-        [0, 0, 1, 2], [0, 1, 2, 2], [1, 2, 2, 2], [3, 3, 4, 5], [3, 4, 5, 5], [4, 5, 5, 5],
+        [0, 0, 1, 2], [1, -1, 1, 1], [2, -1, 0, 0], [3, 0, 1, 2], [4, -1, 1, 1], [5, -1, 0, 0],
     ]  # fmt: skip
 
 
