@@ -107,6 +107,9 @@ class ClippedActor:
         """
         c = self.config
         stats = Means()
+        # How much a policy that thinks has thought.
+        if (count := getattr(trace, "thought_count", None)) is not None and len(rows):
+            stats.add(thoughts=count[rows].float().mean())
         # The old policy's log-probabilities, which every ratio is taken against.
         old, weight, useful = self._old_policy(obs, trace, logprob, rows, weight, stats)
         if c.lr_schedule == "linear":
@@ -259,8 +262,13 @@ class ClippedActor:
         if self.config.ratio == "joint":
             return 1.0
         steps = float(trace.stochastic.sum(1).float().mean())
-        dims = num_executed(self.policy.config) * self.policy.spec.action_dim
-        return steps if self.config.ratio == "per_step" else steps * dims
+        dims = steps * num_executed(self.policy.config) * self.policy.spec.action_dim
+        # Each thought is one more step.
+        if trace.thoughts is not None and trace.thought_count is not None:
+            thoughts = float(trace.thought_count.float().mean())
+            steps += thoughts
+            dims += thoughts * trace.thoughts.shape[2]
+        return steps if self.config.ratio == "per_step" else dims
 
     @torch.no_grad()
     def scores(self, obs: Obs, trace: Any, rows: Tensor, width: int) -> Tensor:
