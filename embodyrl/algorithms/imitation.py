@@ -201,7 +201,8 @@ def pondered_loss(
     error = (chance[..., None, None] * (velocity - target[:, None]).square()).sum(1)
     # The mean over actions that count, as of the error, so that rows may be taken in pieces.
     matching = masked_mean(error, mask[..., None])
-    return matching + policy.config.thought_cost * masked_mean(cost[:, None], mask)
+    paid = masked_mean(cost[:, None].expand(mask.shape), mask)
+    return matching + policy.config.thought_cost * paid
 
 
 def shortcut_loss(
