@@ -249,11 +249,12 @@ class FlowPolicy(ActorCritic):
         # A policy that thinks draws its thoughts first; the path depends on the last of them.
         acting = context
         thoughts: tuple[Tensor, ...] = ()
+        logprobs_of_thoughts: list[Tensor] = []
         if self.thinker is not None:
             thought = self.thinker.draw(context.seen, generator)
             thoughts = thought.latents, thought.count
-            last = self.thinker.last(thought.latents, thought.count)
-            acting = self.after_thought(context, last)
+            logprobs_of_thoughts = [thought.logprob]
+            acting = self.after_thought(context, self.thinker.last(*thoughts))
 
         # Take K denoising steps. Stochastic steps are trained later, the others follow the ODE.
         x = noise
@@ -269,9 +270,7 @@ class FlowPolicy(ActorCritic):
 
         # Keep the whole path (N, K+1, C, D): training computes its probability again.
         trace = DenoisingTrace(torch.stack(path, dim=1), stochastic, *thoughts)
-        logprob = torch.stack(logprobs, dim=1)
-        if self.thinker is not None:
-            logprob = torch.cat([logprob, thought.logprob], dim=1)
+        logprob = torch.cat([torch.stack(logprobs, dim=1), *logprobs_of_thoughts], dim=1)
         return ActionSample(self._actions(x), trace, logprob, self.value(obs, context))
 
     def _step(

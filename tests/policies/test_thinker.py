@@ -53,7 +53,7 @@ def make(thoughts: int = 3, moved: bool = True, **settings: Any) -> Any:
     """A policy; ``moved``: with weights that all matter."""
     width = {"thought_width": 4} if thoughts else {}
     config = dataclasses.replace(SMALL, thoughts=thoughts, **width, **settings)
-    policy = make_policy(config, SPEC, seed=0)
+    policy: Any = make_policy(config, SPEC, seed=0)
     generator = gen(1)
     with torch.no_grad():
         for parameter in policy.parameters() if moved else ():
@@ -179,6 +179,7 @@ def test_thoughts_that_paid_become_likelier() -> None:
     config = PPOConfig(minibatch_size=128, epochs=2, lr=3e-3, lr_warmup=0, clip_range=0.2)
     actor = ClippedActor(config, policy)
     earned = []
+    stats: dict[str, float] = {}
     for i in range(25):
         trace_of = policy.sample(obs, generator=gen(i), mode="train")
         trace = trace_of.trace
@@ -201,6 +202,7 @@ def test_stopping_that_paid_becomes_likelier() -> None:
     policy = make(2, moved=False)
     obs = Obs({}, torch.zeros(256, 3), ["push"] * 256)
     actor = ClippedActor(PPOConfig(minibatch_size=128, epochs=2, lr=3e-3, lr_warmup=0), policy)
+    stats: dict[str, float] = {}
     for i in range(20):
         sample = policy.sample(obs, generator=gen(i), mode="train")
         worth = -sample.trace.thought_count.float()
@@ -225,7 +227,7 @@ def test_the_value_depends_on_nothing_that_was_drawn() -> None:
 
 def test_without_noise_it_thinks_the_means_and_stops_above_one_half() -> None:
     policy = make()
-    thinker: Thinker = policy.thinker
+    thinker: Any = policy.thinker
     summary = 2 * torch.randn(40, 16, generator=gen(7))
     with torch.no_grad():
         thinker.net[-1].weight[-1].normal_(generator=gen(2))
@@ -317,7 +319,8 @@ def test_imitation_learns_and_the_noise_stays_in_its_range() -> None:
 
 
 def test_what_scores_no_path_is_refused() -> None:
-    for algorithm, config in ((FPO, FPOConfig()), (NFT, NFTConfig())):
+    pairs: Any = ((FPO, FPOConfig()), (NFT, NFTConfig()))
+    for algorithm, config in pairs:
         with pytest.raises(UserError, match=r"policy\.thoughts=3"):
             algorithm(config, make())
 
@@ -361,7 +364,7 @@ def test_a_trace_with_thoughts_crosses_between_machines() -> None:
     for name in ("x", "stochastic", "thoughts", "thought_count"):
         assert torch.equal(getattr(back, name), getattr(trace, name))
     both = DenoisingTrace.cat([trace[:2], trace[2:]])
-    assert torch.equal(both.thoughts, trace.thoughts)
+    assert both.thoughts is not None and torch.equal(both.thoughts, trace.thoughts)
 
 
 def test_the_exported_graph_thinks_as_the_policy_does() -> None:
