@@ -177,10 +177,15 @@ class DenoisingTrace(TensorData):
             normalised units. For a pretrained model it may be larger, (N, K+1, C, D): the first H
             rows and A columns are executed.
         stochastic: (N, K) bool, the steps that drew noise and are trained.
+        thoughts: (N, J, W) what a policy that thinks first has thought (``policies.thinker``), zero
+            after the last thought; None of any other policy.
+        thought_count: (N,) how many of J thoughts there are.
     """
 
     x: Tensor
     stochastic: Tensor
+    thoughts: Tensor | None = None
+    thought_count: Tensor | None = None
 
 
 @dataclass
@@ -190,8 +195,8 @@ class ActionSample(TensorData):
     Attributes:
         actions: (N, H, A) in [-1, 1], for ``VecEnv.step``.
         trace: the path from noise to these actions; None in ``"eval"`` mode.
-        logprob: (N, K) log-probability of each step of the trace, zero where not stochastic; None
-            without a trace.
+        logprob: (N, K) log-probability of each step of the trace, zero where not stochastic; then
+            J columns for thoughts, where there are some. None without a trace.
         value: (N,) the critic's value of obs, or None.
     """
 
@@ -206,7 +211,7 @@ class PolicyEval(TensorData):
     """What ``ScoresPaths.evaluate`` returns for a given trace, with gradients.
 
     Attributes:
-        logprob: (N, K) log-probability of each step, zero where it was not stochastic.
+        logprob: (N, K) or (N, K+J), as in ``ActionSample``.
         entropy: (N,) mean over the trained steps and the dims of the chunk, in nats.
         value: (N,) the critic's value, or None.
     """

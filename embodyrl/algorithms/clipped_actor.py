@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from embodyrl.algorithm import MemoryPlan
 from embodyrl.algorithms.anchors import Anchors, add_gradient
@@ -32,7 +32,7 @@ class ClippedActor:
     """Epochs of the clipped surrogate on a policy; one ``update`` is one iteration.
 
     FPO replaces what is scored and how: ``_check``, ``_evaluate``, ``_decision_logprob`` and
-    ``_chunks``.
+    ``_chunks``. FlowRL replaces the loss: ``_policy_loss``, and ``_trained``.
     """
 
     def __init__(self, config: ActorConfig, policy: Any) -> None:
@@ -40,11 +40,15 @@ class ClippedActor:
         self.policy = policy
         self._check()
         self.optimizer = GuardedAdam(
-            policy.actor_parameters(), config.lr, config.max_grad_norm, "actor", eps=1e-5
+            self._trained(), config.lr, config.max_grad_norm, "actor", eps=1e-5
         )
         self.microbatches = Microbatches(config.microbatch_size, self.optimizer.parameters)
         self.anchors = Anchors(config, policy)
         self.iteration = 0
+
+    def _trained(self) -> list[nn.Parameter]:
+        """What the optimiser trains."""
+        return self.policy.actor_parameters()
 
     def _check(self) -> None:
         """Refuses a sampler whose path has no density, or no entropy that could be raised."""
@@ -107,6 +111,9 @@ class ClippedActor:
         """
         c = self.config
         stats = Means()
+        # How much a policy that thinks has thought.
+        if (count := getattr(trace, "thought_count", None)) is not None and len(rows):
+            stats.add(thoughts=count[rows].float().mean())
         # The old policy's log-probabilities, which every ratio is taken against.
         old, weight, useful = self._old_policy(obs, trace, logprob, rows, weight, stats)
         if c.lr_schedule == "linear":
@@ -133,16 +140,7 @@ class ClippedActor:
                     # Score the decisions again under the current parameters.
                     new = self._evaluate(obs[i], trace[i])
                     # The clipped surrogate with its entropy bonus.
-                    loss, figures = ppo_policy_loss(
-                        self._decision_logprob(new.logprob, trace),
-                        old[i],
-                        advantage[i],
-                        torch.ones_like(old[i], dtype=torch.bool),
-                        c.clip_range,
-                        c.clip_range_high or c.clip_range,
-                        c.dual_clip or None,
-                        weight[i],
-                    )
+                    loss, figures = self._policy_loss(new, trace, i, old, advantage, weight)
                     entropy = new.entropy.mean()
                     total = loss - c.entropy_coef * entropy
                     figures |= {"policy_loss": loss, "entropy": entropy}
@@ -178,6 +176,29 @@ class ClippedActor:
             "actor_lr": rate,
             "clip_range_joint": c.clip_range * self._divisor(trace),
         }
+
+    def _policy_loss(
+        self,
+        new: PolicyEval,
+        trace: Any,
+        i: Tensor,
+        old: Tensor,
+        advantage: Tensor,
+        weight: Tensor,
+    ) -> tuple[Tensor, Figures]:
+        """The loss of the rows ``i``, which were scored anew, and its figures."""
+        c = self.config
+        loss, figures = ppo_policy_loss(
+            self._decision_logprob(new.logprob, trace),
+            old[i],
+            advantage[i],
+            torch.ones_like(old[i], dtype=torch.bool),
+            c.clip_range,
+            c.clip_range_high or c.clip_range,
+            c.dual_clip or None,
+            weight[i],
+        )
+        return loss, {**figures}
 
     def _imitation_gradient(
         self, count: int, generator: torch.Generator, stats: Means
@@ -259,8 +280,13 @@ class ClippedActor:
         if self.config.ratio == "joint":
             return 1.0
         steps = float(trace.stochastic.sum(1).float().mean())
-        dims = num_executed(self.policy.config) * self.policy.spec.action_dim
-        return steps if self.config.ratio == "per_step" else steps * dims
+        dims = steps * num_executed(self.policy.config) * self.policy.spec.action_dim
+        # Each thought is one more step.
+        if trace.thoughts is not None and trace.thought_count is not None:
+            thoughts = float(trace.thought_count.float().mean())
+            steps += thoughts
+            dims += thoughts * trace.thoughts.shape[2]
+        return steps if self.config.ratio == "per_step" else dims
 
     @torch.no_grad()
     def scores(self, obs: Obs, trace: Any, rows: Tensor, width: int) -> Tensor:
@@ -287,12 +313,14 @@ class ClippedActor:
         self.anchors.load_state_dict(state)
 
 
-def on_policy_memory(config: ActorConfig, rollout_chunks: int) -> MemoryPlan:
-    """The memory of an algorithm that scores paths."""
+def on_policy_memory(
+    config: ActorConfig, rollout_chunks: int, extra_policies: int = 0
+) -> MemoryPlan:
+    """The memory of an algorithm that scores paths, and holds so many more copies of the policy."""
     rows = min(config.microbatch_size or config.minibatch_size, config.minibatch_size)
     return MemoryPlan(
         rows,
         lambda policy, obs, trace: policy.evaluate(obs, trace).logprob.sum(),
         rollout_chunks,
-        extra_policies=int(config.reference_coef > 0),
+        extra_policies=extra_policies + int(config.reference_coef > 0),
     )

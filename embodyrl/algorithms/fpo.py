@@ -22,7 +22,7 @@ from torch import Tensor
 
 from embodyrl.algorithm import MemoryPlan
 from embodyrl.algorithms.clipped_actor import ClippedActor
-from embodyrl.algorithms.imitation import refuse_shortcut
+from embodyrl.algorithms.imitation import refuse_shortcut, refuse_thoughts
 from embodyrl.algorithms.ppo import PPO, PPOConfig
 from embodyrl.errors import refuse_unread
 from embodyrl.functional.flow import (
@@ -81,6 +81,7 @@ class FlowMatchingActor(ClippedActor):
     def _check(self) -> None:
         """Any sampler will do, of a policy that acts by the velocity that is trained."""
         refuse_shortcut(self.policy, self.config.name)
+        refuse_thoughts(self.policy, self.config.name)
 
     def update(
         self,

@@ -7,7 +7,7 @@ succeed say nothing and are replaced by new ones (dynamic sampling, DAPO, arXiv:
 (arXiv:2402.14740) is ``baseline=leave_one_out normalize=false``, MC-GRPO ``baseline=median``, GDPO
 (arXiv:2601.05242) ``per_reward=true``; the actor's step is PPO's. ``replay_successes`` is ARPO's.
 With ``branches`` a group is a tree, and each of its levels is compared with its siblings (BranchGRPO,
-arXiv:2509.06040).
+arXiv:2509.06040). ``objective=flow_balance`` matches the distribution of rewards (FlowRL, 2509.15207).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from embodyrl.algorithm import Algorithm, MemoryPlan, SharesGradients
 from embodyrl.algorithms.branching import branch_advantages, check_branches, noise_tree
 from embodyrl.algorithms.clipped_actor import ClippedActor, on_policy_memory
 from embodyrl.algorithms.clipped_actor_config import ActorConfig
+from embodyrl.algorithms.flow_balance import FlowBalanceActor
 from embodyrl.algorithms.success_replay import SuccessReplay
 from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.returns import (
@@ -34,7 +35,7 @@ from embodyrl.functional.returns import (
     median_pivots,
 )
 from embodyrl.policy import Actor, PathPolicy, ScoresPaths, num_executed
-from embodyrl.ranges import LARGEST, Choice, Count, CountOrZero, Range, Share
+from embodyrl.ranges import LARGEST, Choice, Count, CountOrZero, Positive, Range, Share
 from embodyrl.rollouts.batches import Episode, EpisodeBatch, GroupBatch
 from embodyrl.rollouts.collect import Player, collect_episodes
 from embodyrl.rollouts.low_precision import acting_in, in_float32
@@ -50,6 +51,7 @@ REWARDS: dict[str, Callable[[Episode], float]] = {
     "length": lambda e: float(e.length),
 }
 WEIGHTINGS = ("episode", "chunk")
+OBJECTIVES = {"clipped": ClippedActor, "flow_balance": FlowBalanceActor}
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,10 @@ class GRPOConfig(ActorConfig):
         branch_chunks: the chunks of an episode, counted from 0, before which branches part again.
             Until then they draw the same noise.
         weighting: each ``episode`` counts the same, however long, or each ``chunk``.
+        objective: ``clipped``, the surrogate that maximises advantages, or ``flow_balance``, which
+            matches their distribution (``algorithms.flow_balance``).
+        balance_beta: with ``flow_balance``, how many times likelier an advantage of 1 makes a chunk
+            than under the policy that training began with, as a logarithm.
     """
 
     name: str = "grpo"
@@ -101,6 +107,8 @@ class GRPOConfig(ActorConfig):
     branches: tuple[Count, ...] = ()
     branch_chunks: tuple[Count, ...] = ()
     weighting: Annotated[str, Choice(*WEIGHTINGS)] = "episode"
+    objective: Annotated[str, Choice(*OBJECTIVES)] = "clipped"
+    balance_beta: Positive = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -132,6 +140,13 @@ class GRPOConfig(ActorConfig):
                     "only one."
                 )
             refuse_unread(self, "algorithm", ("normalize",), "per_reward=true always normalises")
+        if self.objective == "clipped":
+            refuse_unread(
+                self, "algorithm", ("balance_beta",), "objective=clipped balances nothing"
+            )
+        else:
+            why = "objective=flow_balance has no surrogate that could be bounded"
+            refuse_unread(self, "algorithm", ("dual_clip",), why)
         check_branches(self)
 
 
@@ -150,7 +165,7 @@ class GRPO(Algorithm):
                 f"{policy.spec.name} reports no success, so a group's episodes would all be worth "
                 "the same. Set algorithm.rewards=[return]."
             )
-        self.actor = ClippedActor(config, policy)
+        self.actor = OBJECTIVES[config.objective](config, policy)
         self.successes = SuccessReplay(config.replay_successes)
 
     @property
@@ -324,8 +339,9 @@ class GRPO(Algorithm):
 
     @classmethod
     def worker_config(cls, config: GRPOConfig, count: int) -> GRPOConfig:
-        """See ``Algorithm``: each worker plays whole groups."""
-        return replace(share_episodes(config, count), reference_coef=0.0)
+        """See ``Algorithm``: each worker plays whole groups, and the learner alone compares."""
+        alone = replace(config, reference_coef=0.0, objective="clipped", balance_beta=1.0)
+        return share_episodes(alone, count)
 
     def shared_gradients(self) -> list[SharesGradients]:
         """See ``Algorithm``."""
@@ -339,7 +355,8 @@ class GRPO(Algorithm):
     def memory_plan(cls, config: GRPOConfig, policy: Any, spec: EnvSpec) -> MemoryPlan | None:
         """See ``Algorithm``."""
         chunks = config.num_episodes * -(-spec.max_episode_steps // num_executed(policy.config))
-        return on_policy_memory(config, chunks)
+        copies = int(config.objective == "flow_balance")
+        return on_policy_memory(config, chunks, copies)
 
 
 def collect_groups(

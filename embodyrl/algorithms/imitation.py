@@ -1,7 +1,8 @@
 """The loss of imitation, for every algorithm that learns from demonstrations.
 
 Of a policy with a flow it is flow matching (arXiv:2210.02747); another policy brings its own. A
-shortcut policy also learns that one long step is two short ones (arXiv:2410.12557, eq. 5).
+shortcut policy also learns that one long step is two short ones (arXiv:2410.12557, eq. 5). A policy
+that thinks first learns when to stop thinking, too (PonderNet, arXiv:2107.05407).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from embodyrl.errors import UserError
 from embodyrl.functional.flow import flow_matching_pair, randn, sample_training_time
-from embodyrl.functional.losses import flow_matching_loss
+from embodyrl.functional.losses import flow_matching_loss, masked_mean
 from embodyrl.functional.shortcut import draw_shortcut_steps, shortcut_target
 from embodyrl.policies.flow_base import pad
 from embodyrl.policies.sample_path import given_prefix
@@ -47,7 +48,8 @@ def imitation_loss(
             size = (start,) if shortcut_steps(policy) else ()
             plan = noise - policy.velocity(context, noise[:, None], start, *size)[:, 0]
     given = drawn_points(policy, actions, generator, time, plan)
-    return context_loss(policy)(context, *given, mask)
+    noise = imitation_noise(policy, actions, generator)
+    return context_loss(policy)(context, *given, mask, *noise)
 
 
 def drawn_points(
@@ -92,6 +94,20 @@ def refuse_shortcut(policy: Any, name: str) -> None:
         )
 
 
+def refuse_thoughts(policy: Any, name: str) -> None:
+    """Refuses a policy that thinks for an algorithm that would not know what was thought.
+
+    Raises:
+        UserError: saying so.
+    """
+    if most := getattr(policy.config, "thoughts", 0):
+        raise UserError(
+            f"{name} learns from chunks alone, but with policy.thoughts={most} they were chosen "
+            "after thoughts, whose probability it does not know. Use ppo or grpo, or set "
+            "policy.thoughts=0."
+        )
+
+
 def noisy_pair(
     policy: FlowPolicyProtocol,
     actions: Tensor,
@@ -128,12 +144,14 @@ def _clean(policy: FlowPolicyProtocol, actions: Tensor, plan: Tensor | None) -> 
 
 
 def drawn_loss(policy: FlowPolicyProtocol, obs: Obs, *given: Tensor) -> Tensor:
-    """The loss of what ``drawn_points`` drew, and a mask (B, H)."""
+    """The loss of what ``drawn_points`` drew, a mask (B, H), and noise where the policy thinks."""
     return context_loss(policy)(policy.encode(obs), *given)
 
 
 def context_loss(policy: FlowPolicyProtocol) -> Callable[..., Tensor]:
     """The same, of observations that are encoded already."""
+    if getattr(policy.config, "thoughts", 0):
+        return partial(pondered_loss, policy)
     return partial(shortcut_loss if shortcut_steps(policy) else velocity_loss, policy)
 
 
@@ -149,6 +167,42 @@ def velocity_loss(
     velocity = policy.velocity(context, noisy[:, None], t[:, None])[:, 0]
     h, a = target.shape[1:]
     return flow_matching_loss(velocity[:, :h, :a], target, mask)
+
+
+def pondered_loss(
+    policy: Any,
+    context: Any,
+    noisy: Tensor,
+    t: Tensor,
+    target: Tensor,
+    mask: Tensor,
+    noise: Tensor,
+) -> Tensor:
+    """The flow matching loss after thoughts, its exact mean over their number, and their cost.
+
+    Args:
+        policy: that thinks at most K times.
+        context: of B observations.
+        noisy: (B, C, D) where flow matching is learned.
+        t: (B,) when, or (B, C).
+        target: (B, H, A) the velocity there.
+        mask: (B, H) actions that count.
+        noise: (B, M) of the thoughts.
+    """
+    # One pass for all K + 1 places where thinking may end, and how likely each is.
+    ends, chance, cost = policy.thinker.every_end(context.seen, noise)
+    count = chance.shape[1]
+    points = noisy[:, None].expand(-1, count, -1, -1)
+    times = t[:, None].expand(-1, count, *t.shape[1:])
+    h, a = target.shape[1:]
+    velocity = policy.velocity(policy.after_thought(context, ends), points, times)[..., :h, :a]
+    # Padding may hold NaN, which must not reach the gradient.
+    target = torch.where(mask[..., None], target, 0.0)
+    error = (chance[..., None, None] * (velocity - target[:, None]).square()).sum(1)
+    # The mean over actions that count, as of the error, so that rows may be taken in pieces.
+    matching = masked_mean(error, mask[..., None])
+    paid = masked_mean(cost[:, None].expand(mask.shape), mask)
+    return matching + policy.config.thought_cost * paid
 
 
 def shortcut_loss(
@@ -231,4 +285,5 @@ def flow_loss_of_shapes(policy: Any, obs: Obs, trace: DenoisingTrace) -> Tensor:
     actions = noisy[:, :, : policy.spec.action_dim]
     t = noisy[:, 0, 0]
     steps = (noisy, t, t) if shortcut_steps(policy) else ()
-    return drawn_loss(policy, obs, noisy, t, actions, *steps, actions[..., 0] > 0)
+    noise = imitation_noise(policy, actions, torch.Generator())
+    return drawn_loss(policy, obs, noisy, t, actions, *steps, actions[..., 0] > 0, *noise)

@@ -24,7 +24,11 @@ from torch import Tensor
 from embodyrl.algorithm import Algorithm, MemoryPlan
 from embodyrl.algorithms.anchors import AnchorConfig, Anchors
 from embodyrl.algorithms.grpo import collect_groups, share_episodes
-from embodyrl.algorithms.imitation import flow_loss_of_shapes, refuse_shortcut
+from embodyrl.algorithms.imitation import (
+    flow_loss_of_shapes,
+    refuse_shortcut,
+    refuse_thoughts,
+)
 from embodyrl.algorithms.optim import GuardedAdam, Means, Microbatches, minibatches
 from embodyrl.errors import UserError
 from embodyrl.functional.flow import flow_matching_pair, randn, sample_training_time, timesteps
@@ -102,6 +106,7 @@ class NFT(Algorithm):
                 "algorithm.rewards=[return]."
             )
         refuse_shortcut(policy, config.name)
+        refuse_thoughts(policy, config.name)
         self.anchors = Anchors(config, policy)
         # The old policy acts; the new one is trained.
         self.policy = copy.deepcopy(policy).requires_grad_(False)

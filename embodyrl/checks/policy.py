@@ -126,9 +126,11 @@ def _check_scores(policy: Any, obs: Obs, spec: EnvSpec, tolerance: float) -> Non
         "executed).",
     )
     steps = policy.transition.num_steps
+    thoughts = 0 if sample.trace.thoughts is None else sample.trace.thoughts.shape[1]
     require(
-        tuple(sample.logprob.shape) == (n, steps),
-        f"logprob is {tuple(sample.logprob.shape)}, not (N, K) with K = {steps} steps.",
+        tuple(sample.logprob.shape) == (n, steps + thoughts),
+        f"logprob is {tuple(sample.logprob.shape)}, not (N, K + J) with K = {steps} steps and "
+        f"J = {thoughts} thoughts.",
     )
     scored = policy.evaluate(obs, sample.trace)
     gap = _gap(scored.logprob, sample.logprob)

@@ -89,6 +89,54 @@ def ppo_policy_loss(
     return loss, stats
 
 
+def flow_balance_loss(
+    logprob: Float[Tensor, " b"],
+    old_logprob: Float[Tensor, " b"],
+    reference_logprob: Float[Tensor, " b"],
+    log_partition: Float[Tensor, " b"],
+    advantage: Float[Tensor, " b"],
+    beta: float,
+    clip_low: float,
+    clip_high: float,
+    weight: Float[Tensor, " b"] | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The squared error of flow balance (FlowRL, arXiv:2509.15207).
+
+    It is the mean of w (log_partition + logprob - reference_logprob - beta A)^2, and 0 for the policy
+    reference exp(beta A) / partition alone.
+
+    Args:
+        logprob: of the decision under the current parameters.
+        old_logprob: the same under the parameters that sampled it.
+        reference_logprob: the same under the reference.
+        log_partition: log Z, with gradients.
+        advantage: A.
+        beta: inverse temperature.
+        clip_low: w is the ratio to the old policy, not below 1 - clip_low.
+        clip_high: nor above 1 + clip_high. It has no gradient.
+        weight: of each decision in the mean, without gradient.
+
+    Returns:
+        The loss, and metrics without gradients: ``ratio``, ``clip_fraction``, ``approx_kl`` and
+        ``log_ratio_max`` as of ``ppo_policy_loss``; ``balance_error``, the mean absolute error; and
+        ``log_partition``.
+    """
+    log_ratio = (logprob - old_logprob).detach()
+    ratio = log_ratio.exp()
+    importance = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+    error = log_partition + logprob - reference_logprob - beta * advantage
+    loss = (importance if weight is None else importance * weight) * error.square()
+    figures = {
+        "ratio": ratio.mean(),
+        "clip_fraction": (importance != ratio).float().mean(),
+        "approx_kl": (torch.expm1(log_ratio) - log_ratio).mean(),
+        "log_ratio_max": log_ratio.abs().max(),
+        "balance_error": error.detach().abs().mean(),
+        "log_partition": log_partition.detach().mean(),
+    }
+    return loss.mean(), figures
+
+
 def value_loss(
     value: Float[Tensor, " b"],
     old_value: Float[Tensor, " b"],

@@ -29,13 +29,16 @@ class Context:
         keys: per layer (N, heads, C, d/heads), of the C context tokens.
         values: per layer, of the same shape.
         bias: (N, 1, 1, 1, C), added to the attention scores; minus infinity at padding.
-        pooled: (N, d), a summary of the observation that is added to the time embedding.
+        pooled: (N, d), a summary of the observation that is added to the time embedding; or
+            (N, K, d), one for each of K noisy chunks.
+        seen: (N, d), the summary before thinking (``policies.thinker``); None where nothing thinks.
     """
 
     keys: list[Tensor]
     values: list[Tensor]
     bias: Tensor
     pooled: Tensor
+    seen: Tensor | None = None
 
 
 class ActionExpert(nn.Module):
@@ -147,7 +150,8 @@ class ActionExpert(nn.Module):
         t = t[..., None] if t.ndim == 2 else t
         # Times that all observations share (a tensor that was expanded) are embedded once.
         t = t[:1] if t.stride(0) == 0 else t
-        condition = self.time(sinusoid(t, tokens.shape[-1])) + context.pooled[:, None, None]
+        pooled = context.pooled if context.pooled.ndim == 3 else context.pooled[:, None]
+        condition = self.time(sinusoid(t, tokens.shape[-1])) + pooled[:, :, None]
         # So does the size of the step, where it is told.
         if d is not None:
             condition = condition + self.step(d)[..., None, :]

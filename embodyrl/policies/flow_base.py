@@ -29,6 +29,7 @@ from embodyrl.policies.actor_critic import ActorCritic
 from embodyrl.policies.noise_policy import initial_noise
 from embodyrl.policies.one_step import OneStepHead
 from embodyrl.policies.sample_path import integrate, with_executed
+from embodyrl.policies.thinker import Thinker
 from embodyrl.policy import Mode, num_executed
 from embodyrl.types import ActionSample, DenoisingTrace, EnvSpec, Obs, PolicyEval
 
@@ -53,6 +54,11 @@ class FlowPolicy(ActorCritic):
     every ratio. What is never executed has no factor of its own, and changes the ratio as far as
     it changes the executed actions. With ``trained_steps="one"`` all ODE steps count as a part of
     the world (pi_RL, arXiv:2510.25889), the rest's too: it stays as it was in the rollout.
+
+    With ``config.thoughts`` the policy thinks before it acts (``policies.thinker``). In training it
+    draws thoughts, which are a part of the decision like the path. ``encode`` gives the context of a
+    thought without noise, for evaluation and for all that scores no path. The value head sees that
+    one too: a baseline may not depend on what was drawn.
     """
 
     normalize_action: Any
@@ -78,6 +84,7 @@ class FlowPolicy(ActorCritic):
         self.config = config
         self.spec = spec
         self.trained_steps = trained_steps
+        self.thinker: Thinker | None = None
         self.transition = transition or DenoisingTransition(
             kind=config.transition, eta=eta, num_steps=config.num_denoise_steps
         )
@@ -137,6 +144,28 @@ class FlowPolicy(ActorCritic):
         super().add_heads(features, critic)
         if width := getattr(self.config, "one_step_width", 0):
             self.one_step = OneStepHead(features, self.flow_shape, self._executed_shape, width)
+        if most := getattr(self.config, "thoughts", 0):
+            self.thinker = Thinker(features, self.config.thought_width, most)
+
+    def look(self, obs: Obs) -> Any:
+        """What the denoising steps need of obs, before a thought."""
+        raise NotImplementedError
+
+    def after_thought(self, context: Any, z: Float[Tensor, "n *k w"]) -> Any:
+        """The context of N observations after thinking ended in z; or in K places, for K chunks."""
+        raise NotImplementedError
+
+    def encode(self, obs: Obs) -> Any:
+        """The context of the denoising steps, after a thought without noise."""
+        context = self.look(obs)
+        if self.thinker is None:
+            return context
+        return self.after_thought(context, self.thinker.settled(context.seen)[0])
+
+    @property
+    def imitation_noise(self) -> int:
+        """See ``policy.DrawsNoise``: that of thoughts."""
+        return 0 if self.thinker is None else self.thinker.most * self.thinker.width
 
     @property
     def acts_in_one_step(self) -> bool:
@@ -217,6 +246,16 @@ class FlowPolicy(ActorCritic):
         if self.acts_in_one_step:
             return ActionSample(self.one_step_actions(features, noise).clamp(-1.0, 1.0))
 
+        # A policy that thinks draws its thoughts first; the path depends on the last of them.
+        acting = context
+        thoughts: tuple[Tensor, ...] = ()
+        logprobs_of_thoughts: list[Tensor] = []
+        if self.thinker is not None:
+            thought = self.thinker.draw(context.seen, generator)
+            thoughts = thought.latents, thought.count
+            logprobs_of_thoughts = [thought.logprob]
+            acting = self.after_thought(context, self.thinker.last(*thoughts))
+
         # Take K denoising steps. Stochastic steps are trained later, the others follow the ODE.
         x = noise
         steps = self.transition.num_steps
@@ -224,15 +263,15 @@ class FlowPolicy(ActorCritic):
         path = [x]
         logprobs = []
         for k, t in enumerate(timesteps(steps, x.device)):
-            velocity, log_std = self.step_inputs(context, x[:, None], t.expand(len(obs), 1))
+            velocity, log_std = self.step_inputs(acting, x[:, None], t.expand(len(obs), 1))
             x, logprob = self._step(x, velocity, log_std, k, stochastic[:, k], generator)
             path.append(x)
             logprobs.append(logprob)
 
         # Keep the whole path (N, K+1, C, D): training computes its probability again.
-        trace = DenoisingTrace(torch.stack(path, dim=1), stochastic)
-        value = self.value(obs, context)
-        return ActionSample(self._actions(x), trace, torch.stack(logprobs, dim=1), value)
+        trace = DenoisingTrace(torch.stack(path, dim=1), stochastic, *thoughts)
+        logprob = torch.cat([torch.stack(logprobs, dim=1), *logprobs_of_thoughts], dim=1)
+        return ActionSample(self._actions(x), trace, logprob, self.value(obs, context))
 
     def _step(
         self,
@@ -275,6 +314,9 @@ class FlowPolicy(ActorCritic):
         to a gradient.
         """
         context = self.encode(obs)
+        acting = context
+        if self.thinker is not None:
+            acting = self.after_thought(context, self.thinker.last(*_thoughts(trace)))
         n, steps = trace.stochastic.shape
         # Gather the trained steps of each row, in their order: k is (N, trained).
         most = steps if self.trained_steps == "all" else 1
@@ -284,11 +326,11 @@ class FlowPolicy(ActorCritic):
         row = torch.arange(n, device=k.device)[:, None]
         stochastic = trace.stochastic[row, k]
         if self.trained_steps == "all" and self.flow_shape != self._executed_shape:
-            x, v, log_std = self._replay(context, trace.x, trained)
+            x, v, log_std = self._replay(acting, trace.x, trained)
         else:
             # One pass of the network over all of them.
             x = trace.x[row, k]
-            v, log_std = self.step_inputs(context, x, timesteps(steps, x.device)[k])
+            v, log_std = self.step_inputs(acting, x, timesteps(steps, x.device)[k])
         x = self.executed(x)
         x_next = self.executed(trace.x[row, k + 1])
         v = self.executed(v)
@@ -299,6 +341,10 @@ class FlowPolicy(ActorCritic):
         # The entropy is the mean over the trained steps, per dimension of the chunk.
         entropy = torch.where(stochastic, self.transition.entropy(x, v, k, log_std), 0.0).sum(1)
         entropy = entropy / stochastic.sum(1).clamp_min(1) / (x.shape[2] * x.shape[3])
+        # Thoughts are a part of the decision.
+        if self.thinker is not None:
+            thought = self.thinker.score(context.seen, *_thoughts(trace))
+            logprob = torch.cat([logprob, thought], dim=1)
         return PolicyEval(logprob, entropy, self.value(obs, context))
 
     def _replay(
@@ -325,6 +371,12 @@ class FlowPolicy(ActorCritic):
             x = with_executed(ode_step, self.executed(path[:, k + 1]))
         log_std = torch.stack(log_stds, dim=1) if log_stds else None
         return torch.stack(states, dim=1), torch.stack(velocities, dim=1), log_std
+
+
+def _thoughts(trace: DenoisingTrace) -> tuple[Tensor, Tensor]:
+    """Thoughts (N, J, W) and their number (N,) of a policy that thinks."""
+    assert trace.thoughts is not None and trace.thought_count is not None
+    return trace.thoughts, trace.thought_count
 
 
 def pad(x: Tensor, shape: tuple[int, int]) -> Tensor:

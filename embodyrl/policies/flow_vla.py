@@ -12,7 +12,7 @@ The config sets the size, from under 1 M to over 100 M parameters.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from jaxtyping import Float
@@ -28,6 +28,7 @@ from embodyrl.policies.flow_checks import TRAINED_STEPS, TRANSITIONS, check_samp
 from embodyrl.policies.normalize import Normalizer
 from embodyrl.policies.observation_tokens import VISION_ENCODERS, ObservationTokens
 from embodyrl.policies.one_step import ONE_STEP_PARTS
+from embodyrl.policies.thinker import check_thoughts
 from embodyrl.ranges import Choice, Count, CountOrZero, NotNegative, Positive, Share
 from embodyrl.types import EnvSpec, Obs
 
@@ -77,6 +78,12 @@ class FlowVLAConfig(ChooserConfig):
         steer_bound: the noise policy chooses noise in [-steer_bound, steer_bound].
         one_step_width: hidden width of the head that acts in one step, which FQL trains; 0 for
             none.
+        thoughts: the most latent thoughts between observation and action (LaST-R1,
+            arXiv:2604.28192). The policy learns how many it has. PPO and GRPO optimise them
+            together with the action; 0 for none.
+        thought_width: numbers in a thought.
+        thought_cost: weight in imitation of a thought's cost, one nat and what it says (see
+            ``functional.thinking``).
     """
 
     name: str = "flow_vla"
@@ -105,10 +112,14 @@ class FlowVLAConfig(ChooserConfig):
     steer_width: CountOrZero = 0
     steer_bound: Positive = 1.5
     one_step_width: CountOrZero = 0
+    thoughts: CountOrZero = 0
+    thought_width: Count = 16
+    thought_cost: NotNegative = 0.001
 
     def __post_init__(self) -> None:
         check_sampler(self)
         check_shortcut(self)
+        check_thoughts(self)
         if self.shortcut_steps:
             why = "shortcut_steps learns steps from noise alone, without given actions"
             refuse_unread(self, "policy", ("max_prefix",), why)
@@ -137,8 +148,8 @@ class FlowVLA(ObservationTokens, FlowPolicy):
     """The policy and its critic; see the module's docstring."""
 
     Config = FlowVLAConfig
-    starts_fresh = ("expert.noise.", "expert.step.", "steer.")
-    """Parts that may be missing in an initial checkpoint, because imitation does not train them.
+    starts_fresh = ("expert.noise.", "expert.step.", "steer.", "thinker.")
+    """Parts that may be missing in an initial checkpoint, which was made without them.
 
     They then keep their fresh weights. A fresh std of the noise is in the middle of its range.
     """
@@ -167,12 +178,19 @@ class FlowVLA(ObservationTokens, FlowPolicy):
         )
         self.add_heads(d)
 
-    def encode(self, obs: Obs) -> Context:
+    def look(self, obs: Obs) -> Context:
         """The context of the denoising steps; it is computed once per observation."""
         x, mask, pooled = self.observe(obs)
         if self.config.context_layers:
             x = self.mixer(x, src_key_padding_mask=mask == 0)
-        return self.expert.prefix(x, mask, pooled)
+        context = self.expert.prefix(x, mask, pooled)
+        return context if self.thinker is None else replace(context, seen=pooled)
+
+    def after_thought(self, context: Context, z: Float[Tensor, "n *k w"]) -> Context:
+        """See ``FlowPolicy.after_thought``: the thought is an offset of the summary."""
+        assert self.thinker is not None and context.seen is not None
+        seen = context.seen if z.ndim == 2 else context.seen[:, None]
+        return replace(context, pooled=seen + self.thinker.told(z))
 
     def velocity(
         self,

@@ -243,7 +243,11 @@ class _Batches:
         """Of N chunks."""
         steps = self.policy.transition.num_steps
         shape = _trace_shape(self.policy, self.spec)
-        return DenoisingTrace(_empty((n, steps + 1, *shape)), _empty((n, steps), torch.bool))
+        trace = DenoisingTrace(_empty((n, steps + 1, *shape)), _empty((n, steps), torch.bool))
+        if most := getattr(self.policy.config, "thoughts", 0):
+            trace.thoughts = _empty((n, most, self.policy.config.thought_width))
+            trace.thought_count = _empty((n,), torch.long)
+        return trace
 
 
 def _trace_shape(policy: Any, spec: EnvSpec) -> tuple[int, int]:
@@ -272,6 +276,8 @@ def _row_bytes(policy: Any, spec: EnvSpec) -> int:
     height, width = _trace_shape(policy, spec)
     steps = policy.transition.num_steps
     path = 4 * (steps + 1) * height * width + 5 * steps
+    if most := getattr(policy.config, "thoughts", 0):
+        path += 4 * most * (policy.config.thought_width + 1) + 8
     return (
         pixels
         + 4 * (spec.proprio_dim + spec.privileged_dim)
