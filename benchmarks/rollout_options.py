@@ -48,10 +48,12 @@ OPTIONS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
     "_bc_success": (", imitation by success", FOLLOWS),
     "_reference": (", near the reference", REFERENCE),
     "_best": (", best look kept", BEST),
+    "_thoughts": (", up to three thoughts", {"policy": {"thoughts": 3}}),
 }
 TREE = {"branches": [2, 2, 2], "branch_chunks": [2, 4]}
 GRPO_OPTIONS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
     "_tree": (", groups as trees", {"algorithm": TREE}),
+    "_flow_balance": (", flow balance", {"algorithm": {"objective": "flow_balance"}}),
     "_replay": (
         ", starts by success, successes again",
         {**STARTS, "algorithm": {"replay_successes": 128}},
@@ -91,7 +93,8 @@ def config(task: str, name: str, seed: int, env_steps: int) -> Config:
     }
     sections = {
         "env": env,
-        "policy": {"name": "flow_vla", "critic": "shared", **TASKS[task].policy},
+        "policy": {"name": "flow_vla", "critic": "shared", **TASKS[task].policy}
+        | given.get("policy", {}),
         "algorithm": algorithm.algorithm | given.get("algorithm", {}),
         "run": run | given.get("run", {}),
     }
