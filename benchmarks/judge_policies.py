@@ -136,9 +136,7 @@ def judge(a: argparse.Namespace, task: str, seed: int) -> dict[str, Any]:
     }
 
 
-def make_policies(
-    a: argparse.Namespace, folder: Path, task: str, seed: int
-) -> dict[str, Path]:
+def make_policies(a: argparse.Namespace, folder: Path, task: str, seed: int) -> dict[str, Path]:
     """Name -> run or checkpoint of the policies, unless they are there."""
     made: dict[str, Path] = {}
     steps = RL_STEPS[: max(0, a.policies - len(IMITATED))]

@@ -39,9 +39,7 @@ def weighted_cross_entropy(
     return ((each * weight).sum(1) / weight.sum(1).clamp_min(1e-6)).sum()
 
 
-def bootstrap_weights(
-    episodes: int, count: int, rng: np.random.Generator
-) -> Float[Tensor, "e n"]:
+def bootstrap_weights(episodes: int, count: int, rng: np.random.Generator) -> Float[Tensor, "e n"]:
     """How often each episode is in each of ``count`` bootstrap samples of whole episodes."""
     draws = rng.multinomial(episodes, np.full(episodes, 1 / episodes), size=count)
     return torch.from_numpy(draws).float()

@@ -87,7 +87,9 @@ def read_logged(
     """
     parts = [_read(path, policy) for path in data]
     remarks = [text for part in parts for text in part.remarks]
-    return as_chunks(Mixture(parts), policy.spec, num_executed(policy.config), device, seed), remarks
+    return as_chunks(
+        Mixture(parts), policy.spec, num_executed(policy.config), device, seed
+    ), remarks
 
 
 def _read(path: str, policy: Any) -> Demonstrations:

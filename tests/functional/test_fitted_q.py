@@ -36,7 +36,7 @@ def test_the_loss_is_least_at_each_critics_weighted_mean() -> None:
     assert logit.grad[0, 0].item() == pytest.approx(3 * (0.75 - 1) / 4)
     entropy = -(0.75 * np.log(0.75) + 0.25 * np.log(0.25))
     second = -(0.5 * np.log(0.75) + 0.5 * (np.log(0.25) + np.log(0.75)) / 2)
-    assert float(loss) == pytest.approx(entropy + second, rel=1e-5)
+    assert loss.item() == pytest.approx(entropy + second, rel=1e-5)
 
 
 def test_evaluation_of_a_small_decision_process_is_exact() -> None:
