@@ -27,6 +27,7 @@ from shared import HERE, scored, write
 
 from embodyrl.functional.intervals import bootstrap_iqm
 from embodyrl.functional.ranking import ranking_errors
+from embodyrl.training.run_folder import finished
 
 OUT = Path("runs/bench/judge_policies")
 MUJOCO = "{{name: mujoco, task: {task}, cameras: [{cameras}], renderer: {renderer}, num_envs: 16}}"
@@ -156,6 +157,8 @@ def make_policies(a: argparse.Namespace, folder: Path, task: str, seed: int) -> 
 
 def train(folder: Path, task: str, seed: int, algorithm: str, name: str, *given: str) -> None:
     """A run, or what is left of it."""
+    if finished(folder / name):
+        return
     preset = folder / f"{name}.yaml"
     text = PRESET.format(env=TASKS[task], horizon=HORIZON[task], algorithm=algorithm)
     preset.write_text(text)

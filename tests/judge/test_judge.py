@@ -185,8 +185,11 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, str]:
     return runs[0], runs[1], write(folder / "played")
 
 
-def test_the_better_checkpoint_is_found(material, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_better_checkpoint_is_found(
+    material, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     good, bad, data = material
+    monkeypatch.setattr("embodyrl.judge.fitted_q.BATCH", 64)
     assert main(["judge", bad, good, "--data", data, "--device", "cpu", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [row["policy"] for row in found["policies"]] == [good, bad]
