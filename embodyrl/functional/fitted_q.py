@@ -45,7 +45,9 @@ def bootstrap_weights(episodes: int, count: int, rng: np.random.Generator) -> Fl
     return torch.from_numpy(draws).float()
 
 
-def bootstrap_interval(replicates: np.ndarray, confidence: float = 0.95) -> tuple[float, ...]:
+def bootstrap_interval(
+    replicates: np.ndarray, confidence: float = 0.95
+) -> tuple[float, float, float]:
     """The mean of a few bootstrap replicates (E,), and the interval from their standard deviation.
 
     Of so few, percentiles would be the extremes. The deviation of bootstrap replicates is the

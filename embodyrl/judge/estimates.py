@@ -40,8 +40,10 @@ class Estimate:
         if self.way == "dream":
             k, n = int(self.each.sum()), len(self.each)
             return {"value": k / n, "interval": list(wilson(k, n))}
-        over = bootstrap_interval if self.way == "fitted_q" else mean_interval
-        value, *bounds = over(self.each)
+        if self.way == "fitted_q":
+            value, *bounds = bootstrap_interval(self.each)
+        else:
+            value, *bounds = mean_interval(self.each.tolist())
         return {"value": value, "interval": [min(1.0, max(0.0, bound)) for bound in bounds]}
 
     def less(self, other: Estimate, confidence: float) -> tuple[float, float, float]:
@@ -50,7 +52,7 @@ class Estimate:
         if self.way == "fitted_q":
             value, low, high = bootstrap_interval(apart, confidence)
         elif self.way == "agreement":
-            value, low, high = mean_interval(apart, confidence)
+            value, low, high = mean_interval(apart.tolist(), confidence)
         else:
             found = paired_difference(other.each[None], self.each[None], confidence)
             value, (low, high) = found["difference"], found["interval"]

@@ -57,7 +57,9 @@ def test_policies_dream_from_recorded_beginnings(
 ) -> None:
     monkeypatch.setattr(Clips, "load", classmethod(lambda cls, paths, **_: squares(40, 0)))
     few = {"codec_steps": 5, "steps": 5, "inverse_steps": 5}
-    settings = {k: v for k, v in SETTINGS.items() if k != "state_steps"} | {"state": False} | few
+    settings: Any = (
+        {k: v for k, v in SETTINGS.items() if k != "state_steps"} | {"state": False} | few
+    )
     model = hardly_trained(WorldTrainConfig(**settings, out=str(tmp_path / "run")))
     one, first = write(tmp_path / "one", 4, 5)
     two, second = write(tmp_path / "two", 4, 6)

@@ -209,12 +209,13 @@ def test_the_better_checkpoint_is_found(
 
 def test_what_cannot_be_judged_is_refused(material, tmp_path: Path) -> None:
     good, bad, data = material
-    for runs, options, match in (
+    refused: list[tuple[list[str], dict[str, Any], str]] = [
         ([good, good], {}, "named twice"),
         ([good], {"by": "agrement"}, "agreement"),
         ([good], {"by": "dream"}, "--dream MODEL"),
         ([good], {"episodes": 0}, "at least 1"),
-    ):
+    ]
+    for runs, options, match in refused:
         with pytest.raises(UserError, match=match):
             judge_policies(runs, [data], device="cpu", **options)
     assert main(["judge", good, "--data", data, "--episodes", "3"]) == 1
