@@ -55,10 +55,9 @@ def write(folder: Path, episodes: int, seed: int) -> tuple[str, torch.Tensor]:
 def test_policies_dream_from_recorded_beginnings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Clips, "load", classmethod(lambda cls, paths, **_: squares(40, 0)))
-    few = {"codec_steps": 5, "steps": 5, "inverse_steps": 5}
+    monkeypatch.setattr(Clips, "load", classmethod(lambda cls, paths, **_: squares(60, 0)))
     settings: Any = (
-        {k: v for k, v in SETTINGS.items() if k != "state_steps"} | {"state": False} | few
+        {k: v for k, v in SETTINGS.items() if k != "state_steps"} | {"state": False}
     )
     model = hardly_trained(WorldTrainConfig(**settings, out=str(tmp_path / "run")))
     one, first = write(tmp_path / "one", 4, 5)
