@@ -56,9 +56,7 @@ def test_policies_dream_from_recorded_beginnings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Clips, "load", classmethod(lambda cls, paths, **_: squares(60, 0)))
-    settings: Any = (
-        {k: v for k, v in SETTINGS.items() if k != "state_steps"} | {"state": False}
-    )
+    settings: Any = {k: v for k, v in SETTINGS.items() if k != "state_steps"} | {"state": False}
     model = hardly_trained(WorldTrainConfig(**settings, out=str(tmp_path / "run")))
     one, first = write(tmp_path / "one", 4, 5)
     two, second = write(tmp_path / "two", 4, 6)
