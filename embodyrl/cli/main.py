@@ -22,6 +22,7 @@ from embodyrl.cli.data import add_data_verbs
 from embodyrl.cli.detector import add_detector
 from embodyrl.cli.hub import add_exchange_verbs
 from embodyrl.cli.improve import add_improve_verb
+from embodyrl.cli.judge import add_judge_verb
 from embodyrl.cli.mixture import add_mixture_verb
 from embodyrl.cli.sweep import add_sweep_verb
 from embodyrl.cli.training import add_eval_verb, add_train_verb
@@ -181,6 +182,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_mixture_verb(verb)
     add_eval_verb(verb)
     add_compare_verb(verb)
+    add_judge_verb(verb)
     _add_report(verb)
     _add_bench(verb)
     # Exchange with LeRobot and the Hugging Face hub.

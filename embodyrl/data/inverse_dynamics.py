@@ -54,8 +54,8 @@ class Film:
     ) -> tuple[list[Tensor], Tensor]:
         """Pictures (B, 3 * 4, SIDE, SIDE) of each camera in [-1, 1], and states (B, 4 * P).
 
-        Each is the moment of the action, and how the others differ from it. With a generator all
-        pictures of a moment are shifted alike at random.
+        Each is the moment of the action, and how the others differ from it. With a generator the
+        pictures are shifted at random, all alike.
         """
         places = torch.stack([rows + k for k in OFFSETS], dim=1)
         places = places.maximum(self.first[rows, None]).minimum(self.last[rows, None])
@@ -69,11 +69,10 @@ class Film:
 
 
 def _shifted(frames: Tensor, generator: torch.Generator) -> Tensor:
-    """Frames (B, 4, SIDE, SIDE, 3), each row of them shifted alike; the border is repeated."""
-    ways = torch.randint(-SHIFT, SHIFT + 1, (2, len(frames), 1), generator=generator)
+    """Frames (B, 4, SIDE, SIDE, 3) of a batch, shifted alike; the border is repeated."""
+    ways = torch.randint(-SHIFT, SHIFT + 1, (2, 1), generator=generator)
     down, right = (torch.arange(SIDE) + ways).clamp(0, SIDE - 1)
-    row = torch.arange(len(frames))[:, None, None]
-    return frames[row, :, down[:, :, None], right[:, None]].permute(0, 3, 1, 2, 4)
+    return frames.index_select(2, down).index_select(3, right)
 
 
 def _changes(x: Float[Tensor, "b 4 ..."]) -> Float[Tensor, "b 4 ..."]:

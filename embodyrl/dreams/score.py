@@ -15,13 +15,13 @@ from embodyrl.dreams.pictures import draw_dreams
 from embodyrl.dreams.ranking import rank_proposals
 from embodyrl.env import EnvConfig, VecEnv
 from embodyrl.errors import UserError
+from embodyrl.functional.ranking import mmrv, pearson, spearman
 from embodyrl.rollouts.evaluation import Evaluation, evaluate
 from embodyrl.training.evaluate import first_inits
 from embodyrl.types import Obs
 from embodyrl.world_models.calibrate import outcomes
 from embodyrl.world_models.clips import Clips
 from embodyrl.world_models.config import WorldModelConfig
-from embodyrl.world_models.dream_metrics import mmrv, pearson, spearman
 from embodyrl.world_models.encode import encode
 from embodyrl.world_models.env import WorldModelEnv
 from embodyrl.world_models.found_state import find_states
@@ -242,7 +242,7 @@ def imagined_successes(
         batch = inits[first : first + n]
         obs = dream.dream_from(real.reset(init=[*batch, *batch[-1:] * (n - len(batch))]))
         counts = torch.arange(n) < len(batch)
-        solved += int(_play_dreams(dream, policy, obs, counts, generator)[0].sum())
+        solved += int(play_dreams(dream, policy, obs, counts, generator)[0].sum())
     return solved
 
 
@@ -282,7 +282,7 @@ def verify_dreams(
     # Dream on from there.
     age = sum(chunk.shape[1] for chunk in taken)
     obs = dream.dream_from(seen[-1], first=seen[0], previous=seen[max(0, after - 1)], age=age)
-    imagined, chunks = _play_dreams(dream, policy, obs, ~over, generator)
+    imagined, chunks = play_dreams(dream, policy, obs, ~over, generator)
     # Carry out the same actions in the real env.
     real.reset(init=inits)
     for chunk in taken:
@@ -299,7 +299,7 @@ def verify_dreams(
     }
 
 
-def _play_dreams(
+def play_dreams(
     dream: WorldModelEnv, policy: Any, obs: Obs, running: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
     """Lets a policy act in dreams until all that run are over.

@@ -100,7 +100,7 @@ def fit_surrogate(weights: Array, solved: Array, episodes: Array) -> Surrogate:
             break
     p = _sigmoid(x @ b)
     hessian = (x.T * (episodes * p * (1 - p) / spread)) @ x + precision
-    return Surrogate(b, np.linalg.inv(hessian), spread)
+    return Surrogate(b, np.asarray(np.linalg.inv(hessian), np.float64), spread)
 
 
 def _spread(weights: Array, solved: Array, episodes: Array) -> float:

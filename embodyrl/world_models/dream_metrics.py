@@ -1,4 +1,4 @@
-"""Measures of dreams: picture quality, and how well dreams rank policies."""
+"""Measures of the quality of dreamt pictures."""
 
 from __future__ import annotations
 
@@ -39,32 +39,3 @@ def ssim(
     cov = mean(x * y) - mx * my
     index = (2 * mx * my + c1) * (2 * cov + c2) / ((mx**2 + my**2 + c1) * (vx + vy + c2))
     return index.flatten(1).mean(1).float()
-
-
-def pearson(a: Tensor, b: Tensor) -> float:
-    """Pearson's linear correlation; NaN if one of them does not vary."""
-    x = a.double() - a.double().mean()
-    y = b.double() - b.double().mean()
-    scale = float((x.square().sum() * y.square().sum()).sqrt())
-    return float((x * y).sum()) / scale if scale else float("nan")
-
-
-def spearman(a: Tensor, b: Tensor) -> float:
-    """Spearman's correlation of ranks; ties share their mean rank."""
-    return pearson(_ranks(a), _ranks(b))
-
-
-def mmrv(imagined: Tensor, real: Tensor) -> float:
-    """Mean maximum rank violation (SIMPLER, arXiv:2405.05941).
-
-    It is the real success that a wrong order of policies costs; 0 is best.
-    """
-    wrong = (imagined[:, None] < imagined[None]) != (real[:, None] < real[None])
-    return float(((real[:, None] - real[None]).abs() * wrong).amax(1).mean())
-
-
-def _ranks(x: Tensor) -> Tensor:
-    """Ranks from 1; ties share their mean rank."""
-    below = (x[:, None] > x[None]).double().sum(1)
-    same = (x[:, None] == x[None]).double().sum(1)
-    return below + (same + 1) / 2
