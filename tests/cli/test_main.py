@@ -47,6 +47,7 @@ VERBS += (
     "pull",
     "sweep",
     "mixture",
+    "judge",
     "compare",
     "config",
     "completion",
