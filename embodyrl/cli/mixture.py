@@ -47,6 +47,7 @@ def _run(a: argparse.Namespace) -> int:
     from embodyrl.storage.paths import require_writable
     from embodyrl.training import mixture_search as search
 
+    # What is refused before anything starts.
     for item in a.overrides:
         if item.partition("=")[0] in ("run.name", "run.out", "run.seed"):
             raise UserError(
@@ -100,6 +101,7 @@ def _train(a: argparse.Namespace, out: Path, trials: Sequence[Any]) -> int:
     from embodyrl.training.resume_check import check_folder
     from embodyrl.training.run_folder import complete
 
+    # A process for each run that is not finished.
     commands = {}
     for trial in trials:
         given = [*a.overrides, *trial.overrides(str(out))]

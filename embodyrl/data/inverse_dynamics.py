@@ -57,6 +57,7 @@ class Film:
         Each is the moment of the action, and how the others differ from it. With a generator the
         pictures are shifted at random, all alike.
         """
+        # The frames of each moment, within its episode.
         places = torch.stack([rows + k for k in OFFSETS], dim=1)
         places = places.maximum(self.first[rows, None]).minimum(self.last[rows, None])
         pictures = []
@@ -70,6 +71,7 @@ class Film:
 
 def _shifted(frames: Tensor, generator: torch.Generator) -> Tensor:
     """Frames (B, 4, SIDE, SIDE, 3) of a batch, shifted alike; the border is repeated."""
+    # Source rows and columns; clamping repeats the border.
     ways = torch.randint(-SHIFT, SHIFT + 1, (2, 1), generator=generator)
     down, right = (torch.arange(SIDE) + ways).clamp(0, SIDE - 1)
     return frames.index_select(2, down).index_select(3, right)
@@ -81,7 +83,7 @@ def _changes(x: Float[Tensor, "b 4 ..."]) -> Float[Tensor, "b 4 ..."]:
     return torch.cat([now, *(x[:, k : k + 1] - now for k in range(len(OFFSETS)) if k != NOW)], 1)
 
 
-class InverseDynamics(nn.Module):
+class ActionNamer(nn.Module):
     """The net; its outputs are in units of the targets that it was fitted to.
 
     Args:
@@ -162,7 +164,7 @@ def fit(
     steps: int,
     seed: int = 0,
     say: Callable[[str], None] = lambda text: None,
-) -> InverseDynamics:
+) -> ActionNamer:
     """Trains a net on frames ``rows``, by the likelihood of the targets.
 
     Args:
@@ -175,13 +177,15 @@ def fit(
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        net = InverseDynamics(len(film.pictures), film.states.shape[1], targets.shape[1])
+        net = ActionNamer(len(film.pictures), film.states.shape[1], targets.shape[1])
     net.fit_units(film.seen(rows)[1], targets[rows])
+    # Normalised targets, and an optimiser whose rate falls to 0.
     wanted = (targets - net.target_mean) / net.target_std
     optimizer = torch.optim.AdamW(net.parameters(), 1e-3, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     generator = torch.Generator().manual_seed(seed)
     for step in range(steps):
+        # A batch of moments.
         drawn = rows[torch.randint(len(rows), (BATCH,), generator=generator)]
         mean, log_std = net(*film.seen(drawn, generator))
         # Gaussian, up to a constant.
@@ -201,6 +205,7 @@ def explained(named: Float[Tensor, "r t"], true: Float[Tensor, "r t"]) -> list[f
 
     A number that never changes is 1 where it is named as it is.
     """
+    # The share of the variance that is left.
     error = (named - true).square().mean(0)
     variance = true.var(0, correction=0)
     constant = variance < 1e-8

@@ -118,6 +118,7 @@ def _open(path: str, like: str, replace: bool) -> tuple[DatasetFiles, DatasetFil
     Raises:
         UserError: they do not fit together.
     """
+    # Open both with the columns that they have.
     source = open_dataset(like)
     wanted = [source.need(ACTION), *([STATE] if STATE in source.features else [])]
     source = open_dataset(like, wanted)
@@ -128,6 +129,7 @@ def _open(path: str, like: str, replace: bool) -> tuple[DatasetFiles, DatasetFil
     target = open_dataset(path, there)
     for data in (source, target):
         require_sound_tables(data)
+    # Rate, cameras and states must be alike.
     if target.info["fps"] != source.info["fps"]:
         raise UserError(
             f"{path} has {target.info['fps']} frames a second and {like} {source.info['fps']}: an "
@@ -169,6 +171,7 @@ def _film(data: DatasetFiles, cameras: list[str], with_states: bool) -> Film:
 
 def _split(episode: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     """Frames to learn from, and those of held-out episodes."""
+    # Whole episodes are held out.
     numbers = episode.unique()
     order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(seed))
     count = max(1, round(HELD_OUT * len(numbers)))
@@ -198,6 +201,7 @@ def _write(
     for name, values in columns.items():
         ordered[name] = np.empty(tuple(values.shape), np.float32)
         ordered[name][target.position] = values.numpy()
+    # Copy everything, then change tables and descriptions.
     with replacing_folder(out) as folder:
         shutil.copytree(
             target.path, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".cache")
@@ -214,6 +218,7 @@ def _add_columns(file: Path, columns: dict[str, np.ndarray], begin: int) -> int:
     """Writes the columns into one table; returns its number of rows."""
     import pyarrow as pa
 
+    # Replace a column that is there, append one that is not.
     table = read_table(file)
     for name, values in columns.items():
         rows = values[begin : begin + len(table)]

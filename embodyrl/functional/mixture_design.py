@@ -86,9 +86,11 @@ def fit_surrogate(weights: Array, solved: Array, episodes: Array) -> Surrogate:
     """
     x = terms(weights)
     parts = weights.shape[1]
+    # The prior's precision, of data sets alone and together.
     together = x.shape[1] - parts
     precision = np.diag([PRIOR_ALONE**-2] * parts + [PRIOR_TOGETHER**-2] * together)
     spread = _spread(weights, solved, episodes)
+    # Newton's method; a step is never longer than two logits.
     b = np.zeros(x.shape[1])
     for _ in range(STEPS):
         p = _sigmoid(x @ b)
@@ -98,6 +100,7 @@ def fit_surrogate(weights: Array, solved: Array, episodes: Array) -> Surrogate:
         b = b + step * min(1.0, 2.0 / max(np.abs(step).max(), 1e-12))
         if np.abs(step).max() < 1e-10:
             break
+    # Laplace: the curvature at the mode.
     p = _sigmoid(x @ b)
     hessian = (x.T * (episodes * p * (1 - p) / spread)) @ x + precision
     return Surrogate(b, np.asarray(np.linalg.inv(hessian), np.float64), spread)
@@ -105,6 +108,7 @@ def fit_surrogate(weights: Array, solved: Array, episodes: Array) -> Surrogate:
 
 def _spread(weights: Array, solved: Array, episodes: Array) -> float:
     """Pearson's statistic within runs of the same mixture, by its degrees of freedom; at least 1."""
+    # Over the mixtures that have several runs.
     total, free = 0.0, 0
     for mixture in np.unique(weights.round(9), axis=0):
         same = (np.abs(weights - mixture) < 1e-8).all(axis=1)
@@ -122,9 +126,11 @@ def _sigmoid(x: Array) -> Array:
 
 def candidates(parts: int) -> Array:
     """Mixtures (R, q) all over the simplex: in steps as fine as ``CANDIDATES`` allows."""
+    # The finest step that is not too many.
     step = 20
     while step > 2 and _count(parts, step) > CANDIDATES:
         step -= 1
+    # Stars and bars: every way to deal the steps out.
     rows = [
         np.diff([-1, *bars, step + parts - 1]) - 1
         for bars in itertools.combinations(range(step + parts - 1), parts - 1)
@@ -152,8 +158,10 @@ def best_mixture(surrogate: Surrogate, default: Array, seed: int = 0) -> dict[st
         ``weights``; ``predicted`` and ``default``, each (middle, low, high) of the success with a
         95% interval; and ``better``, the probability that it is better than the default.
     """
+    # The best of the grid.
     grid = candidates(len(default))
     chosen = grid[int(surrogate.logits(grid).argmax())]
+    # It and the default, by draws from the posterior.
     both = np.stack([chosen, default])
     drawn = _sigmoid(surrogate.logits(both, surrogate.draws(4000, seed)))
     middle = _sigmoid(surrogate.logits(both))

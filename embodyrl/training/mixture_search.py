@@ -98,6 +98,7 @@ def solved(folder: Path, episodes: int, say: Callable[[str], None]) -> list[bool
     Raises:
         UserError: its env reports no success.
     """
+    # What was measured before is kept.
     path = folder / FILE
     if path.exists():
         known = read_json(
@@ -126,6 +127,7 @@ def propose(rows: dict[Trial, list[bool]], default: tuple[float, ...]) -> dict[s
     Returns:
         What ``best_mixture`` says, and ``spread``, by how much more than by chance runs differ.
     """
+    # Runs as the surrogate wants them.
     weights = np.array([trial.weights for trial in rows])
     won = np.array([sum(row) for row in rows.values()], dtype=float)
     played = np.array([len(row) for row in rows.values()], dtype=float)
@@ -145,6 +147,7 @@ def confirm(default: Sequence[list[bool]], chosen: Sequence[list[bool]]) -> dict
     Returns:
         What ``paired_difference`` says; with ``verdict``, ``better``, ``worse`` or ``undecided``.
     """
+    # Pairs of episodes that begin in the same state.
     before, after = (np.array(rows, dtype=float) for rows in (default, chosen))
     found = paired_difference(before, after)
     low, high = found["interval"]
@@ -154,6 +157,7 @@ def confirm(default: Sequence[list[bool]], chosen: Sequence[list[bool]]) -> dict
 
 def table(rows: dict[Trial, list[bool]]) -> list[dict[str, Any]]:
     """A row for each mixture: its episodes over all seeds, with the 95% interval."""
+    # Seeds of a mixture are put together.
     mixtures: dict[tuple[float, ...], list[bool]] = {}
     for trial, row in rows.items():
         mixtures.setdefault(trial.weights, []).extend(row)

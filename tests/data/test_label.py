@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from embodyrl.cli.main import main
-from embodyrl.data.inverse_dynamics import Film, InverseDynamics, explained, fit
+from embodyrl.data.inverse_dynamics import ActionNamer, Film, explained, fit
 from embodyrl.data.lerobot_read import open_dataset
 from embodyrl.data.lerobot_write import write_dataset
 from embodyrl.data.load_demonstrations import load_demonstrations
@@ -148,7 +148,7 @@ def test_its_standard_deviation_is_that_of_the_noise() -> None:
     target = 3 * state + noise * torch.randn(n, 1)
     film = Film({}, state, torch.arange(n))
     net = fit(film, target, torch.arange(n), steps=600)
-    assert isinstance(net, InverseDynamics)
+    assert isinstance(net, ActionNamer)
     rows = torch.arange(500)
     mean, std = net.name(film, rows)
     assert (mean - 3 * state[rows]).abs().mean() < 0.1

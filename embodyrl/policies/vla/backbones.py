@@ -28,7 +28,7 @@ IMAGE_SIZE = 224
 """Side in pixels to which images are resized for a model that takes any size."""
 
 
-class Backbone(ABC):
+class VLMBackbone(ABC):
     """How a kind of vision-language model is driven. It holds no weights.
 
     Args:
@@ -89,7 +89,7 @@ class Backbone(ABC):
         return Prompt(out.past_key_values, mask, mean)
 
 
-class SmolVLMBackbone(Backbone):
+class SmolVLMBackbone(VLMBackbone):
     """A SmolVLM."""
 
     def __init__(self, vlm: Any, image_size: int, cameras: int) -> None:
@@ -102,11 +102,11 @@ class SmolVLMBackbone(Backbone):
         super().__init__(vlm, own, cameras)
 
     def vision(self, vlm: Any) -> nn.Module:
-        """See ``Backbone``."""
+        """See ``VLMBackbone``."""
         return vlm.vision_model
 
     def read(self, vlm: Any, images: Sequence[Tensor], text: Any, state: Tensor) -> Prompt:
-        """See ``Backbone``."""
+        """See ``VLMBackbone``."""
         tokens = [self._tokens(vlm, image) for image in images]
         # Only the instruction has padding.
         masks = [text["attention_mask"].new_ones(part.shape[:2]) for part in tokens]
@@ -129,7 +129,7 @@ class SmolVLMBackbone(Backbone):
     def go_on(
         self, vlm: Any, inputs: Tensor, real: Tensor, mask: Tensor, cache: Any
     ) -> Float[Tensor, "n l w"]:
-        """See ``Backbone``."""
+        """See ``VLMBackbone``."""
         out = vlm.text_model(
             inputs_embeds=inputs,
             attention_mask=mask,
@@ -140,7 +140,7 @@ class SmolVLMBackbone(Backbone):
         return out.last_hidden_state
 
 
-class Qwen3VLBackbone(Backbone):
+class Qwen3VLBackbone(VLMBackbone):
     """A Qwen3-VL. Each image stands between the tokens that begin and end one."""
 
     def __init__(self, vlm: Any, image_size: int, cameras: int) -> None:
@@ -158,11 +158,12 @@ class Qwen3VLBackbone(Backbone):
         self.side = self.image_size // step  # tokens per row of an image
 
     def vision(self, vlm: Any) -> nn.Module:
-        """See ``Backbone``."""
+        """See ``VLMBackbone``."""
         return vlm.visual
 
     def read(self, vlm: Any, images: Sequence[Tensor], text: Any, state: Tensor) -> Prompt:
-        """See ``Backbone``."""
+        """See ``VLMBackbone``."""
+        # The tokens around an image.
         n, words = len(state), text["attention_mask"]
         embed = vlm.get_input_embeddings()
         ends = words.new_tensor(
@@ -177,6 +178,7 @@ class Qwen3VLBackbone(Backbone):
             tokens += [begin, encoded.to(begin.dtype), end]
             inner.append(deep)
         tokens += [embed(text["input_ids"]), state[:, None]]
+        # Where images stand, and what is real.
         places = self._image_places(words)
         mask = torch.cat([words.new_ones(n, len(places)), words, words.new_ones(n, 1)], dim=1)
         visual = F.pad(places, (0, mask.shape[1] - len(places))).expand(n, -1)
@@ -206,6 +208,7 @@ class Qwen3VLBackbone(Backbone):
 
         A still picture is a film of as many equal frames as a patch is long.
         """
+        # Split rows and columns into tokens, patches of a token, and pixels.
         n = len(pixels)
         cells = (self.side, self.merge, self.patch)
         x = pixels.view(n, 3, *cells, *cells).permute(0, 2, 5, 3, 6, 1, 4, 7)
@@ -221,6 +224,7 @@ class Qwen3VLBackbone(Backbone):
 
     def _positions(self, mask: Int[Tensor, "n p"]) -> Int[Tensor, "3 n p"]:
         """Time, row and column of each token of a prompt; those of words are equal."""
+        # Rows and columns of an image's tokens.
         side = self.side
         grid = torch.arange(side, device=mask.device)
         square = torch.stack([
@@ -232,6 +236,7 @@ class Qwen3VLBackbone(Backbone):
         edge = square.new_zeros(3, 1)
         one = torch.cat([edge, square + 1, edge + side + 1], dim=1)
         images = torch.cat([one + k * (side + 2) for k in range(self.cameras)], dim=1)
+        # Words go on after the images.
         words = mask[:, images.shape[1] :].cumsum(1) - 1 + self.cameras * (side + 2)
         n = len(mask)
         parts = [images[:, None].expand(-1, n, -1), words.clamp_min(0).expand(3, -1, -1)]
@@ -240,7 +245,7 @@ class Qwen3VLBackbone(Backbone):
     def go_on(
         self, vlm: Any, inputs: Tensor, real: Tensor, mask: Tensor, cache: Any
     ) -> Float[Tensor, "n l w"]:
-        """See ``Backbone``."""
+        """See ``VLMBackbone``."""
         # Images have fewer positions than tokens.
         fewer = self.cameras * (self.side**2 - self.side)
         positions = real.cumsum(1)[:, -inputs.shape[1] :] - 1 - fewer
@@ -254,11 +259,11 @@ class Qwen3VLBackbone(Backbone):
         return out.last_hidden_state
 
 
-BACKBONES: dict[str, type[Backbone]] = {"smolvlm": SmolVLMBackbone, "qwen3_vl": Qwen3VLBackbone}
+BACKBONES: dict[str, type[VLMBackbone]] = {"smolvlm": SmolVLMBackbone, "qwen3_vl": Qwen3VLBackbone}
 """``model_type`` of a config -> how it is driven."""
 
 
-def make_backbone(vlm: Any, image_size: int, cameras: int, name: str) -> Backbone:
+def make_backbone(vlm: Any, image_size: int, cameras: int, name: str) -> VLMBackbone:
     """How the model of a config is driven.
 
     Raises:
