@@ -59,7 +59,7 @@ def _run(a: argparse.Namespace) -> int:
     if min(a.seeds) < 0 or len(set(a.seeds)) < len(a.seeds):
         raise UserError(f"--seeds is {a.seeds}; give different numbers of at least 0.")
     # 1. Which mixtures are trained.
-    default = search.shares(search.require_data_sets(compose(a.preset, a.overrides)))
+    default = search.frame_shares(search.require_several(compose(a.preset, a.overrides)))
     out = Path(a.out or f"runs/{Path(a.preset).stem}_mixture")
     trials = search.design(default, a.seeds)
     if a.list:
@@ -86,7 +86,7 @@ def _run(a: argparse.Namespace) -> int:
         "overrides": a.overrides,
         "seeds": a.seeds,
         "by_frames": list(default),
-        "mixtures": search.table(looks),
+        "mixtures": search.mixture_table(looks),
         "proposed": found,
         "confirmed": search.confirm(*fresh),
     }
@@ -119,6 +119,7 @@ def _train(a: argparse.Namespace, out: Path, trials: Sequence[Any]) -> int:
 def _solved(a: argparse.Namespace, out: Path, trial: Any) -> list[bool]:
     from embodyrl.training.mixture_search import solved
 
+    # Progress goes beside what is printed.
     def say(text: str) -> None:
         print(f"  {trial.name}: {text}", file=sys.stderr, flush=True)
 
@@ -134,6 +135,7 @@ def _print(found: dict[str, Any]) -> None:
         by_frames = "   by their frames" if row["weights"] == found["by_frames"] else ""
         rate = format_rate(row["solved"], row["episodes"])
         print(f"  {_weights(row['weights']):<24}  {rate}{by_frames}")
+    # What is proposed, and what became of it.
     proposed = found["proposed"]
     middle, low, high = proposed["predicted"]
     print(

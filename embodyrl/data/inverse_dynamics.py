@@ -31,7 +31,7 @@ DROPOUT = 0.1
 
 
 @dataclass
-class Film:
+class Footage:
     """What is seen of F frames of one data set.
 
     Attributes:
@@ -132,7 +132,7 @@ class ActionNamer(nn.Module):
         return mean, log_std.clamp(*LOG_STD)
 
     @torch.no_grad()
-    def name(self, film: Film, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def name(self, film: Footage, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation (R, T) in the targets' units."""
         found = []
         for part in rows.split(4 * BATCH):
@@ -156,8 +156,8 @@ def _eye() -> nn.Module:
     )
 
 
-def fit(
-    film: Film,
+def fit_namer(
+    film: Footage,
     targets: Float[Tensor, "f t"],
     rows: Int[Tensor, " r"],
     *,

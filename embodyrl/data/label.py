@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from embodyrl.data.frames import decode_camera
-from embodyrl.data.inverse_dynamics import SIDE, Film, explained, fit
+from embodyrl.data.inverse_dynamics import SIDE, Footage, explained, fit_namer
 from embodyrl.data.lerobot_read import DatasetFiles, open_dataset
 from embodyrl.data.lerobot_tables import parquet, read_table
 from embodyrl.data.lerobot_write import require_free
@@ -74,7 +74,7 @@ def label_dataset(
     train, held_out = _split(learned.episode, seed)
     say(f"learning from {len(train):,} frames of {like}; {len(held_out):,} are held out")
     wanted = torch.from_numpy(source.columns[ACTION].astype(np.float32))
-    net = fit(learned, wanted, train, steps=steps, seed=seed, say=say)
+    net = fit_namer(learned, wanted, train, steps=steps, seed=seed, say=say)
     named, doubt = net.name(learned, held_out)
     score = explained(named, wanted[held_out])
     result: dict[str, Any] = {"explained": score}
@@ -101,7 +101,7 @@ def label_dataset(
     # easier, and in one net their likelihood would outweigh that of the actions.
     if STATE not in target.features and STATE in source.features:
         states = torch.from_numpy(source.columns[STATE].astype(np.float32))
-        net = fit(learned, states, train, steps=steps, seed=seed, say=say)
+        net = fit_namer(learned, states, train, steps=steps, seed=seed, say=say)
         result["states"] = explained(net.name(learned, held_out)[0], states[held_out])
         columns[STATE] = net.name(shown, every)[0]
     if replace:
@@ -142,6 +142,7 @@ def _open(path: str, like: str, replace: bool) -> tuple[DatasetFiles, DatasetFil
             f"A state of {path} has {target.columns[STATE].shape[1]} numbers, and one of {like} "
             f"{source.columns[STATE].shape[1]}: they are not of the same arm."
         )
+    # Something must be seen of both.
     if not cameras and not states:
         raise UserError(
             f"{path} has the cameras {sorted(target.cameras)}, and {like} {sorted(source.cameras)}. "
@@ -155,8 +156,9 @@ def _open(path: str, like: str, replace: bool) -> tuple[DatasetFiles, DatasetFil
     return target, source, cameras
 
 
-def _film(data: DatasetFiles, cameras: list[str], with_states: bool) -> Film:
+def _film(data: DatasetFiles, cameras: list[str], with_states: bool) -> Footage:
     """What is seen of all frames, scaled."""
+    # Pictures of one size, whatever the cameras'.
     episode = data.columns["episode_index"].reshape(-1)
     rows = np.arange(len(episode))
     size, how = (SIDE, SIDE), Translation(fit="squeeze")
@@ -166,7 +168,7 @@ def _film(data: DatasetFiles, cameras: list[str], with_states: bool) -> Film:
         if with_states
         else np.zeros((len(rows), 0), np.float32)
     )
-    return Film(pictures, torch.from_numpy(states), torch.from_numpy(episode.astype(np.int64)))
+    return Footage(pictures, torch.from_numpy(states), torch.from_numpy(episode.astype(np.int64)))
 
 
 def _split(episode: Tensor, seed: int) -> tuple[Tensor, Tensor]:
@@ -238,6 +240,7 @@ def _add_columns(file: Path, columns: dict[str, np.ndarray], begin: int) -> int:
 
 def _describe(folder: Path, columns: dict[str, Tensor]) -> None:
     """Features and statistics of the new columns."""
+    # What is in the columns, and their statistics, if the data set keeps some.
     info_path = folder / "meta" / "info.json"
     info = json.loads(info_path.read_text())
     stats_path = folder / "meta" / "stats.json"

@@ -84,6 +84,7 @@ def fit_surrogate(weights: Array, solved: Array, episodes: Array) -> Surrogate:
         solved: (R,) episodes.
         episodes: (R,) that were played.
     """
+    # Rows of the design.
     x = terms(weights)
     parts = weights.shape[1]
     # The prior's precision, of data sets alone and together.
@@ -124,7 +125,7 @@ def _sigmoid(x: Array) -> Array:
     return 1 / (1 + np.exp(-x))
 
 
-def candidates(parts: int) -> Array:
+def simplex_grid(parts: int) -> Array:
     """Mixtures (R, q) all over the simplex: in steps as fine as ``CANDIDATES`` allows."""
     # The finest step that is not too many.
     step = 20
@@ -159,7 +160,7 @@ def best_mixture(surrogate: Surrogate, default: Array, seed: int = 0) -> dict[st
         95% interval; and ``better``, the probability that it is better than the default.
     """
     # The best of the grid.
-    grid = candidates(len(default))
+    grid = simplex_grid(len(default))
     chosen = grid[int(surrogate.logits(grid).argmax())]
     # It and the default, by draws from the posterior.
     both = np.stack([chosen, default])

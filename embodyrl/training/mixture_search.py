@@ -58,12 +58,13 @@ class Trial:
         ]
 
 
-def require_data_sets(config: Config) -> list[str]:
+def require_several(config: Config) -> list[str]:
     """The data sets of a config, between which there is something to choose.
 
     Raises:
         UserError: there are fewer than two or too many, or their weights are given already.
     """
+    # All that the run names.
     paths = [path for path in (config.data.path, *config.data.more) if path]
     if not 2 <= len(paths) <= MOST:
         raise UserError(
@@ -75,7 +76,7 @@ def require_data_sets(config: Config) -> list[str]:
     return paths
 
 
-def shares(paths: Sequence[str]) -> tuple[float, ...]:
+def frame_shares(paths: Sequence[str]) -> tuple[float, ...]:
     """What a run without weights uses: each data set by its number of frames."""
     frames = np.array([open_dataset(path).info["total_frames"] for path in paths], dtype=float)
     return _rounded(frames / frames.sum())
@@ -88,6 +89,7 @@ def _rounded(weights: np.ndarray) -> tuple[float, ...]:
 
 def design(default: tuple[float, ...], seeds: Sequence[int]) -> list[Trial]:
     """The runs from which the surrogate learns; those of the default come first."""
+    # A default that is in the lattice too is trained once.
     mixtures = [default, *(_rounded(w) for w in lattice(len(default)))]
     return [Trial(w, seed) for w in dict.fromkeys(mixtures) for seed in seeds]
 
@@ -106,6 +108,7 @@ def solved(folder: Path, episodes: int, say: Callable[[str], None]) -> list[bool
         )
         if known["episodes"] == episodes:
             return known["solved"]
+    # Play the first initial states.
     found = evaluate_checkpoint(str(folder), episodes=episodes, say=say)
     if not found["reports_success"]:
         raise UserError(
@@ -155,7 +158,7 @@ def confirm(default: Sequence[list[bool]], chosen: Sequence[list[bool]]) -> dict
     return found | {"verdict": verdict}
 
 
-def table(rows: dict[Trial, list[bool]]) -> list[dict[str, Any]]:
+def mixture_table(rows: dict[Trial, list[bool]]) -> list[dict[str, Any]]:
     """A row for each mixture: its episodes over all seeds, with the 95% interval."""
     # Seeds of a mixture are put together.
     mixtures: dict[tuple[float, ...], list[bool]] = {}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from embodyrl.cli.main import main
-from embodyrl.training.mixture_search import Trial, confirm, design, propose, table
+from embodyrl.training.mixture_search import Trial, confirm, design, mixture_table, propose
 
 PRESET = """# A preset of the tests: states only, so that nothing is drawn.
 env: {name: mujoco, task: reach, renderer: none, cameras: [], num_envs: 4}
@@ -43,7 +43,7 @@ def test_the_data_set_that_makes_good_policies_is_proposed() -> None:
     rows = {Trial((1, 0), 0): bad, Trial((0, 1), 0): good, Trial((0.5, 0.5), 0): half}
     found = propose(rows, (0.5, 0.5))
     assert found["weights"][1] >= 0.9 and found["better"] > 0.99
-    assert [row["solved"] for row in table(rows)] == [10, 90, 60]
+    assert [row["solved"] for row in mixture_table(rows)] == [10, 90, 60]
     assert confirm([half], [good])["verdict"] == "better"
     assert confirm([good], [half])["verdict"] == "worse"
     assert confirm([good], [good])["verdict"] == "undecided"

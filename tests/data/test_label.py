@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from embodyrl.cli.main import main
-from embodyrl.data.inverse_dynamics import ActionNamer, Film, explained, fit
+from embodyrl.data.inverse_dynamics import ActionNamer, Footage, explained, fit_namer
 from embodyrl.data.lerobot_read import open_dataset
 from embodyrl.data.lerobot_write import write_dataset
 from embodyrl.data.load_demonstrations import load_demonstrations
@@ -131,7 +131,7 @@ def test_videos_alone_get_states_too(labelled: Path, bare: Path, tmp_path: Path)
 
 
 def test_the_net_sees_no_frame_of_another_episode() -> None:
-    film = Film({}, torch.arange(6.0)[:, None], torch.tensor([0, 0, 0, 1, 1, 1]))
+    film = Footage({}, torch.arange(6.0)[:, None], torch.tensor([0, 0, 0, 1, 1, 1]))
     _, states = film.seen(torch.arange(6))
     # The state at an action, and how the ones before and after it differ from it.
     assert states.tolist() == [
@@ -146,8 +146,8 @@ def test_its_standard_deviation_is_that_of_the_noise() -> None:
     state = torch.rand(n, 1) * 2 - 1
     noise = torch.where(state > 0, 0.5, 0.1)
     target = 3 * state + noise * torch.randn(n, 1)
-    film = Film({}, state, torch.arange(n))
-    net = fit(film, target, torch.arange(n), steps=600)
+    film = Footage({}, state, torch.arange(n))
+    net = fit_namer(film, target, torch.arange(n), steps=600)
     assert isinstance(net, ActionNamer)
     rows = torch.arange(500)
     mean, std = net.name(film, rows)

@@ -5,9 +5,9 @@ import pytest
 
 from embodyrl.functional.mixture_design import (
     best_mixture,
-    candidates,
     fit_surrogate,
     lattice,
+    simplex_grid,
     terms,
 )
 
@@ -83,7 +83,7 @@ def test_seeds_that_differ_by_more_than_chance_make_it_less_certain():
 
 @pytest.mark.parametrize("parts", [2, 3, 6, 12])
 def test_candidates_cover_the_simplex(parts):
-    grid = candidates(parts)
+    grid = simplex_grid(parts)
     assert len(grid) <= 20_000 and np.allclose(grid.sum(1), 1) and (grid >= 0).all()
     assert len(np.unique(grid, axis=0)) == len(grid)
     for corner in np.eye(parts):
