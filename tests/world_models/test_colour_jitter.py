@@ -43,7 +43,8 @@ def test_a_model_that_saw_them_knows_its_way_in_another_light(tmp_path, monkeypa
     settings = {
         "data": ("memory",), "horizon": 3, "channels": 16, "width": 32, "layers": 1,
         "latent_channels": 4,
-        "codec_steps": 150, "steps": 20, "inverse_steps": 20, "max_false_positives": 1.0,
+        "codec_steps": 150, "steps": 2, "inverse_steps": 2, "max_false_positives": 1.0,
+        "found_steps": 2, "state_steps": 2,
     }  # fmt: skip
     other = jitter_colours(squares(20, 99), 1, seed=77)
     rows = torch.arange(len(other))[len(other) // 2 :]
