@@ -92,7 +92,7 @@ def test_actions_are_told_from_states_and_the_rest_is_as_it_was(
 ) -> None:
     out = tmp_path / "out"
     words = ["data", "label", str(bare / "no_actions"), "--like", str(labelled), "--out", str(out)]
-    assert main([*words, "--steps", "300", "--least", "0.3", "--json"]) == 0
+    assert main([*words, "--steps", "200", "--least", "0.3", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["episodes"] == 4 and said["frames"] == 120
     data = open_dataset(out, ["action", "action_doubt", "observation.state"])
@@ -115,7 +115,7 @@ def test_videos_alone_get_states_too(labelled: Path, bare: Path, tmp_path: Path)
     from embodyrl.data.label import label_dataset
 
     found = label_dataset(
-        str(bare / "videos"), str(labelled), str(tmp_path / "out"), steps=400, least=0.3,
+        str(bare / "videos"), str(labelled), str(tmp_path / "out"), steps=200, least=0.3,
         say=lambda text: None,
     )  # fmt: skip
     assert min(found["states"]) > 0.7
