@@ -112,7 +112,10 @@ def keep_best(run: Run) -> str:
     run.kept = True
     if best == run.at.iteration:
         close(run.folder, f"iter_{best:06d}")
-        return "The last evaluation is the best one: its policy is kept."
+        return (
+            "The last evaluation is the best one, or within a standard error of it: its policy "
+            "is kept (run.keep=best)."
+        )
     # Policy and algorithm as they were then, in a checkpoint that is the newest.
     load_states(run, run.folder / "checkpoints" / f"step_{best:06d}")
     save_checkpoint(run)
