@@ -12,8 +12,9 @@ export PYTHONDONTWRITEBYTECODE :=
 PURELIB = 'import sysconfig; print(sysconfig.get_path("purelib"))'
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --max-worker-restart 2
 # Real time: where another program holds a core for a moment, an arm rightly stops. What failed is tried once more, alone.
+ROBOT_HERE = OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/real_robot -m "robot and not slow"
 ROBOT_MARKS ?= slow or not slow
-ROBOT_TESTS = OMP_NUM_THREADS=1 .venv-ros/bin/python -m pytest tests/real_robot -k "ros or libfranka or realsense" -m "$(ROBOT_MARKS)"
+ROBOT_TESTS = OMP_NUM_THREADS=1 .venv-ros/bin/python -m pytest tests/real_robot -m "robot and ($(ROBOT_MARKS))" --dist loadgroup
 
 .PHONY: help setup quickstart test test-all test-robot mutants lint docs faults bench results results-list lock wheel
 
@@ -34,14 +35,15 @@ lint: setup ## formatting, style, types, import rules, and a scan for secrets an
 		echo "== $$check"; $(BIN)/$$check || failed=1; done; exit $$failed
 
 test: lint ## lint, then the fast tests, those of the wheel among them
-	$(PYTEST) -m "not slow and not gpu"
+	$(ROBOT_HERE) || $(ROBOT_HERE) --last-failed
+	$(PYTEST) -m "not slow and not gpu and not robot"
 
 test-all: lint ## the slow tests too, and where there is a CUDA device those that need one
 	$(PYTEST) -m "$$($(BIN)/python -c 'import torch; print("slow or not slow" if torch.cuda.is_available() else "not gpu")')"
 
 test-robot: setup requirements/ros.txt requirements/franka_sim.txt ## simulated arms over ROS 2, ROS 1, rosbridge and libfranka, and a simulated RealSense; makes .venv-ros/ and .venv-franka/ (400 MB)
 	scripts/robot_setup.sh $(UV)
-	$(ROBOT_TESTS) || $(ROBOT_TESTS) --last-failed
+	$(ROBOT_TESTS) -n $(JOBS) || $(ROBOT_TESTS) --last-failed
 
 mutants: .venv-mutants/.setup ## changes the maths in thousands of ways and names the changes that no test notices; PARTS=functional for one room
 	OMP_NUM_THREADS=1 nice .venv-mutants/bin/python scripts/mutants.py $(PARTS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ from torch import Tensor
 from embodyrl.errors import MissingDependencyError
 
 
+@cache
 def load_word_embeddings() -> tuple[Tensor, Any]:
-    """Embeddings of 32,000 word pieces (wordllama, MIT licence).
+    """Embeddings of 32,000 word pieces (wordllama, MIT licence), read once by each process.
 
     Returns:
-        The table (32000, 256), and its ``tokenizers.Tokenizer``.
+        The table (32000, 256), which nobody may write to, and its ``tokenizers.Tokenizer``.
 
     Raises:
         MissingDependencyError: wordllama is not installed.

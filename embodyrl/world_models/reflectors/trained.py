@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -160,13 +159,8 @@ class _Encoder(nn.Module):
 
 
 @cache
-def _words() -> tuple[Tensor, Any]:
-    return load_word_embeddings()
-
-
-@cache
 def _embed(sentence: str) -> Float[Tensor, "l 256"]:
     """Word embeddings of a sentence, each scaled to a length of sqrt(256)."""
-    table, tokenizer = _words()
+    table, tokenizer = load_word_embeddings()
     ids = tokenizer.encode(sentence, add_special_tokens=False).ids[:MAX_WORDS] or [0]
     return F.normalize(table[torch.tensor(ids)].float(), dim=-1) * math.sqrt(WORD_DIM)

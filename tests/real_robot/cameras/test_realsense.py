@@ -22,6 +22,7 @@ try:
     HERE = True
 except MissingDependencyError:
     HERE = False
+pytestmark = pytest.mark.robot
 needs_sdk = pytest.mark.skipif(not HERE, reason="no pyrealsense2 here; make test-robot has it")
 SIZE = (24, 24)
 

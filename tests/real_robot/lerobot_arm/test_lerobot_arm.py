@@ -35,6 +35,7 @@ from embodyrl.real_robot.policy_link.metadata import policy_facts
 from embodyrl.real_robot.record.teleop import open_teleop
 
 pytest.importorskip("lerobot")
+pytestmark = [pytest.mark.robot, pytest.mark.xdist_group("lerobot_arm")]
 CAMERAS = {"front": (64, 64)}
 
 

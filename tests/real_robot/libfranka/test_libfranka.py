@@ -45,6 +45,7 @@ from embodyrl.sims.mujoco.env import MujocoConfig
 from embodyrl.storage import checkpoint
 from embodyrl.storage.env_spec import spec_to_json
 
+pytestmark = [pytest.mark.robot, pytest.mark.xdist_group("libfranka")]
 ROOT = Path(__file__).parents[3]
 HERE = (
     importlib.util.find_spec("pylibfranka") is not None

@@ -121,6 +121,7 @@ def test_rosbags_reads_it_as_the_types_of_jazzy(log: Path) -> None:
     agrees(messages, found)
 
 
+@pytest.mark.robot
 def test_ros_2_itself_reads_it(log: Path) -> None:
     serialization = pytest.importorskip(
         "rclpy.serialization", reason="no rclpy here; make test-robot installs it"

@@ -15,7 +15,7 @@ from record_session import Page, session
 from embodyrl.data.lerobot_read import open_dataset
 from embodyrl.real_robot.logs.mcap_log import read
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.robot]
 
 HELPERS = Path(__file__).parents[2] / "helpers"
 # Without topics for the task, its success and its reset; a busy machine is no fault.

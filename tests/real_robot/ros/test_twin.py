@@ -49,7 +49,7 @@ from ros_twin import FAULTS
 from embodyrl.build import make_policy
 from embodyrl.cli.main import main
 from embodyrl.config import compose
-from embodyrl.errors import MissingDependencyError, UserError
+from embodyrl.errors import MissingDependencyError
 from embodyrl.real_robot.control import kinematics
 from embodyrl.real_robot.control.actions import DeltaDecoder
 from embodyrl.real_robot.control.clocks import RealClock
@@ -61,12 +61,13 @@ from embodyrl.real_robot.control.safety import SafetyFilter
 from embodyrl.real_robot.control.ticker import drive
 from embodyrl.real_robot.logs.mcap_log import read
 from embodyrl.real_robot.ros import rosbridge
-from embodyrl.real_robot.ros.connect_bus import KINDS, connect
+from embodyrl.real_robot.ros.connect_bus import KINDS
 from embodyrl.real_robot.twin.mujoco_twin import MujocoTwin
 from embodyrl.sims.mujoco.env import MujocoConfig
 from embodyrl.storage import checkpoint
 from embodyrl.storage.env_spec import spec_to_json
 
+pytestmark = pytest.mark.robot
 ROOT = Path(__file__).parents[3]
 HELPERS = ROOT / "tests" / "helpers"
 
@@ -82,7 +83,11 @@ def installed(kind: str) -> bool:
     return True
 
 
-@pytest.fixture(scope="module", params=KINDS)
+# Each transport is a group of its own, which pytest-xdist gives to one process.
+GROUPS = [pytest.param(kind, marks=pytest.mark.xdist_group(kind)) for kind in KINDS]
+
+
+@pytest.fixture(scope="module", params=GROUPS)
 def kind(request: pytest.FixtureRequest) -> Iterator[str]:
     if not installed(request.param):
         pytest.skip(f"{request.param} is not installed here; make test-robot installs it")
@@ -475,16 +480,3 @@ def test_the_parts_of_ros_1_that_die_stop_the_arm(
         }
         episode, _ = struck(arm, kill[victim])
     ends_at_rest(episode, tmp_path / "a.mcap", Mode.FAULT, told)
-
-
-def test_nobody_there_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match=r"No rosbridge server answers at ws://127.0.0.1:1 "):
-        connect("rosbridge", "127.0.0.1:1")
-    with pytest.raises(UserError, match="There is no transport 'ros3'"):
-        connect("ros3")
-    if not installed("ros2"):
-        with pytest.raises(MissingDependencyError, match="rclpy cannot be imported"):
-            connect("ros2")
-    monkeypatch.setenv("ROS1_PYTHON", "/nonexistent")
-    with pytest.raises(MissingDependencyError, match="No Python with rospy"):
-        connect("ros1")
