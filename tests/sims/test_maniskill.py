@@ -1,8 +1,10 @@
 """ManiSkill on the CPU: equal to its own step, reproducible, and clear about what is missing."""
 
+import gc
 import os
 import subprocess
 import sys
+import time
 import warnings
 import weakref
 from pathlib import Path
@@ -453,6 +455,15 @@ def test_images_and_proprio_equal_gymnasium(task):
             expected, *_ = plain.step(actions[h])
     env.close()
     plain.close()
+
+
+def test_a_second_env_does_not_compile_its_shaders_anew():
+    """That takes some 12 s of one core."""
+    make_rgb(num_envs=1).close()
+    gc.collect()
+    began = time.process_time()
+    make_rgb(num_envs=1).close()
+    assert time.process_time() - began < 5.0
 
 
 def test_cameras_are_chosen_by_name():

@@ -52,7 +52,7 @@ def make_base_env(
         options["sensor_configs"] = {"width": image_size, "height": image_size}
     # ManiSkill reports a wrong setting or a missing file by errors of many kinds.
     try:
-        return registered[task].make(**options)
+        env = registered[task].make(**options)
     except SystemExit:
         raise MissingDependencyError(
             f"ManiSkill stopped while building {task}: files of its robot or scene are missing "
@@ -84,6 +84,22 @@ def make_base_env(
         ):
             raise MissingDependencyError(NO_DRIVER) from error
         raise
+    if image_size:
+        _keep_shaders(env._render_device)
+    return env
+
+
+_RENDERERS: dict[tuple[str, int], Any] = {}
+"""By name and CUDA number of their devices; kept for the rest of the process."""
+
+
+def _keep_shaders(device: Any) -> None:
+    """Holds a renderer, because the last one that closes takes all compiled shaders with it."""
+    key = (device.name, device.cuda_id)
+    if key not in _RENDERERS:
+        import sapien
+
+        _RENDERERS[key] = sapien.render.RenderSystem(device)
 
 
 NO_DRIVER = (
