@@ -200,6 +200,11 @@ class EpisodeStream:
             self.playing[k] = IDLE
         return ended
 
+    def abandon(self, envs: Iterable[int]) -> None:
+        """Gives the episodes of some envs up: they have no result, and their envs idle."""
+        for k in envs:
+            self.playing[k] = IDLE
+
     def scored(self) -> list[Episode]:
         """The results whose time limit has passed since the last call.
 
