@@ -13,6 +13,12 @@ arXiv:2506.02208; Flow-GRPO, arXiv:2505.05470), also where no step has a density
 w is 1, or with ``bc_schedule=success`` 1 - p for the recent success rate p of training episodes.
 HPT (arXiv:2509.04419) switches from imitation to RL where p passes a threshold, and SASR
 (arXiv:2505.13026) by the norm of imitation's gradient; this is the smooth rule between the two ends.
+
+With ``bc_schedule=unsolved`` each chunk of the demonstrations has a w of its own: 1 where the last
+``TRIES`` training episodes with the same instruction all failed, and 0 elsewhere. So imitation
+teaches what RL never does, as in ReLIFT (arXiv:2506.07527), which imitates the questions whose eight
+answers are all wrong. An instruction with the success rate p is imitated in a share (1 - p)^TRIES of
+the updates.
 """
 
 from __future__ import annotations
@@ -40,6 +46,9 @@ if TYPE_CHECKING:
 
 MEMORY = 64
 """Training episodes after which an older one counts 1/e as much in p."""
+TRIES = 8
+"""Failures in a row after which an instruction counts as unsolved."""
+SCHEDULES = ("constant", "success", "unsolved")
 
 
 @dataclass(frozen=True)
@@ -49,13 +58,14 @@ class AnchorConfig:
     Attributes:
         bc_coef: weight of the loss of imitation on ``data.path`` in the actor's loss.
         bc_schedule: ``constant``, or ``success``: the weight is multiplied by 1 - p, where p is the
-            success rate of the last 64 training episodes or so.
+            success rate of the last 64 training episodes or so; or ``unsolved``: only
+            demonstrations are imitated whose instruction failed in its last 8 training episodes.
         reference_coef: weight of the squared distance between the velocities of the policy and of
             the one that training began with.
     """
 
     bc_coef: NotNegative = 0.0
-    bc_schedule: Annotated[str, Choice("constant", "success")] = "constant"
+    bc_schedule: Annotated[str, Choice(*SCHEDULES)] = "constant"
     reference_coef: NotNegative = 0.0
 
     def __post_init__(self) -> None:
@@ -83,6 +93,7 @@ class Anchors:
 
     Attributes:
         demos: given by ``add_demos`` where ``bc_coef`` asks for some.
+        failures: with ``bc_schedule=unsolved``: instruction -> failures in a row by now.
         reference: a frozen copy of the policy; None with ``reference_coef=0``.
     """
 
@@ -92,6 +103,7 @@ class Anchors:
         self.demos: Demonstrations | None = None
         self.solved = 0.0
         self.played = 0.0
+        self.failures: dict[str, int] = {}
         name = type(policy).__name__
         if config.bc_coef and not any(has_ability(policy, a) for a in (HasFlow, Imitates)):
             raise UserError(
@@ -111,28 +123,42 @@ class Anchors:
 
     @property
     def weight(self) -> float:
-        """Of the loss of imitation: ``bc_coef``, or ``bc_coef`` (1 - p)."""
+        """Of the loss of imitation: ``bc_coef``, or ``bc_coef`` (1 - p).
+
+        With ``bc_schedule=unsolved`` that of each chunk whose instruction is unsolved.
+        """
         c = self.config
-        if c.bc_schedule == "constant":
+        if c.bc_schedule != "success":
             return c.bc_coef
         success = self.solved / self.played if self.played else 0.0
         return c.bc_coef * (1.0 - success)
 
     def note(self, episodes: Sequence[Episode]) -> None:
-        """Follows the success rate of training episodes, as an even draw would have it."""
+        """Follows the success of training episodes.
+
+        The rate is that of an even draw; a row of failures is counted as it was played.
+        """
         if self.config.bc_schedule == "constant":
             return
         keep = 1.0 - 1.0 / MEMORY
         for episode in by_policy(episodes):
             self.solved = keep * self.solved + episode.weight * episode.success
             self.played = keep * self.played + episode.weight
+            before = self.failures.get(episode.instruction, 0)
+            self.failures[episode.instruction] = 0 if episode.success else min(before + 1, TRIES)
+
+    def _imitated(self, instructions: Sequence[str]) -> Tensor:
+        """(B,) bool, whether a chunk with each instruction is imitated."""
+        if self.config.bc_schedule != "unsolved":
+            return torch.ones(len(instructions), dtype=torch.bool)
+        return torch.tensor([self.failures.get(said, 0) >= TRIES for said in instructions])
 
     def imitation(
         self, count: int, generator: torch.Generator
     ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Figures]]]:
         """A batch of demonstrations: its rows, and what some of them add to the weighted loss.
 
-        All that is random is drawn here.
+        All that is random is drawn here. There may be no row, with ``bc_schedule=unsolved``.
         """
         # Draw chunks of demonstrations.
         assert self.demos is not None, "the runner adds them where bc_coef asks for some"
@@ -146,23 +172,29 @@ class Anchors:
         loss, given, mask, noise = drawn_imitation(
             policy, actions.to(device), mask.to(device), generator
         )
-        # Some rows add their share of the mean over all actions that count.
+        # Some rows add their share of the mean over all actions that count, of those chunks too
+        # that are not imitated.
         total = mask.sum()
         weight = self.weight
+        rows = self._imitated(obs.instruction).nonzero().flatten()
 
         def share(i: Tensor) -> tuple[Tensor, Figures]:
             own = loss(obs[i], *(x[i] for x in given), mask[i], *(x[i] for x in noise))
             return weight * own * (mask[i].sum() / total), {"bc_loss": own.detach()}
 
-        return torch.arange(count, device=device), share
+        return rows.to(device), share
 
     def imitation_gradient(
         self, count: int, microbatches: Microbatches, generator: torch.Generator
     ) -> tuple[list[Tensor | None], Figures]:
         """The gradient of the weighted loss for each parameter, and figures."""
-        _, found = microbatches.backward(*self.imitation(count, generator))
+        rows, share = self.imitation(count, generator)
+        figures: Figures = {"bc_weight": self.weight * len(rows) / count}
+        if not len(rows):
+            return [None] * len(microbatches.parameters), figures
+        _, found = microbatches.backward(rows, share)
         gradient = [p.grad for p in microbatches.parameters]
-        return gradient, {**found, "bc_weight": self.weight}
+        return gradient, {**found, **figures}
 
     # The reference.
 
@@ -216,13 +248,18 @@ class Anchors:
         if not (c.bc_coef or c.reference_coef):
             return {}
         reference = None if self.reference is None else self.reference.state_dict()
-        return {"anchors": {"success": [self.solved, self.played], "reference": reference}}
+        state = {"success": [self.solved, self.played], "reference": reference}
+        if c.bc_schedule == "unsolved":
+            state["failures"] = [list(self.failures), list(self.failures.values())]
+        return {"anchors": state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse of ``state_dict``, within an algorithm's whole state."""
         if not self.state_dict():
             return
         self.solved, self.played = map(float, state["anchors"]["success"])
+        if self.config.bc_schedule == "unsolved":
+            self.failures = dict(zip(*state["anchors"]["failures"], strict=True))
         if self.reference is not None:
             self.reference.load_state_dict(state["anchors"]["reference"])
 

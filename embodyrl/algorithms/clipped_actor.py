@@ -217,11 +217,13 @@ class ClippedActor:
         if c.lr_schedule == "linear":
             self.optimizer.lr = self._scheduled_lr(progress)
         for _ in range(c.epochs if c.bc_coef else 0):
-            loss, figures = self.microbatches.backward(
-                *self.anchors.imitation(c.minibatch_size, generator)
-            )
+            rows, share = self.anchors.imitation(c.minibatch_size, generator)
+            stats.add(bc_weight=self.anchors.weight * len(rows) / c.minibatch_size)
+            if not len(rows):
+                continue  # no demonstration is of what RL never solves
+            loss, figures = self.microbatches.backward(rows, share)
             norm = self.optimizer.step(loss)
-            stats.add(grad_norm=norm, bc_weight=self.anchors.weight, **figures)
+            stats.add(grad_norm=norm, **figures)
         return stats.means()
 
     def _old_policy(

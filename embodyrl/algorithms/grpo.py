@@ -6,6 +6,9 @@ SimpleVLA-RL, 2509.09674; on flow policies Flow-GRPO, 2505.05470. Groups that al
 succeed say nothing and are replaced by new ones (dynamic sampling, DAPO, arXiv:2503.14476). RLOO
 (arXiv:2402.14740) is ``baseline=leave_one_out normalize=false``, MC-GRPO ``baseline=median``, GDPO
 (arXiv:2601.05242) ``per_reward=true``; the actor's step is PPO's. ``replay_successes`` is ARPO's.
+``baseline=tracked group_size=1`` has no groups: SPO, MSSR (``algorithms.success_baseline``).
+``draw_groups`` lets envs go on with the next group in place of waiting for a round's slowest episode
+(``rollouts.group_draws``).
 With ``branches`` a group is a tree, and each of its levels is compared with its siblings (BranchGRPO,
 arXiv:2509.06040). ``objective=flow_balance`` matches the distribution of rewards (FlowRL, 2509.15207).
 """
@@ -25,6 +28,7 @@ from embodyrl.algorithms.branching import branch_advantages, check_branches, noi
 from embodyrl.algorithms.clipped_actor import ClippedActor, on_policy_memory
 from embodyrl.algorithms.clipped_actor_config import ActorConfig
 from embodyrl.algorithms.flow_balance import FlowBalanceActor
+from embodyrl.algorithms.success_baseline import SuccessBaseline
 from embodyrl.algorithms.success_replay import SuccessReplay
 from embodyrl.errors import UserError, refuse_unread
 from embodyrl.functional.returns import (
@@ -32,12 +36,14 @@ from embodyrl.functional.returns import (
     combined_group_advantages,
     equal_episode_weights,
     group_advantages,
+    masked_whiten,
     median_pivots,
 )
 from embodyrl.policy import Actor, PathPolicy, ScoresPaths, num_executed
-from embodyrl.ranges import LARGEST, Choice, Count, CountOrZero, Positive, Range, Share
+from embodyrl.ranges import Choice, Count, CountOrZero, Positive, Range, Share
 from embodyrl.rollouts.batches import Episode, EpisodeBatch, GroupBatch
 from embodyrl.rollouts.collect import Player, collect_episodes
+from embodyrl.rollouts.group_draws import GroupDraws, Results
 from embodyrl.rollouts.low_precision import acting_in, in_float32
 from embodyrl.rollouts.noise_tree import NoiseTree
 from embodyrl.types import EnvSpec
@@ -51,6 +57,7 @@ REWARDS: dict[str, Callable[[Episode], float]] = {
     "length": lambda e: float(e.length),
 }
 WEIGHTINGS = ("episode", "chunk")
+DRAWING = ("rounds", "as_needed", "ahead")
 OBJECTIVES = {"clipped": ClippedActor, "flow_balance": FlowBalanceActor}
 
 
@@ -60,17 +67,24 @@ class GRPOConfig(ActorConfig):
 
     Attributes:
         num_episodes: episodes per iteration, before any are replaced.
-        group_size: G, episodes from one initial state; must divide ``num_episodes``.
+        group_size: G, episodes from one initial state; must divide ``num_episodes``. 1 needs
+            ``baseline=tracked``.
         keep_min: groups with a smaller share of successes are dropped, and others drawn; where
             ``rewards`` leaves success out, those are dropped whose episodes are all worth the same.
         keep_max: and those with a larger one.
         max_rounds: how often an iteration draws groups before it makes do with those that it has; 1
             replaces none.
+        draw_groups: ``rounds``: groups are replaced once all of a round are over; ``as_needed``: as
+            soon as one is found to be dropped; ``ahead``: free envs always begin the next one, and
+            what is not needed is cut. At most ``max_rounds`` times as many groups begin as are
+            learned from.
         replay_successes: successful episodes that are kept. Where a whole group fails, one from the
             same initial state takes the place of its last episode; 0 keeps none.
         baseline: ``mean``, ``median`` or ``leave_one_out`` of the group. With ``median`` and an odd
-            ``group_size`` the median episode gives the baseline and is not learned from.
-        normalize: whether advantages are divided by the group's standard deviation.
+            ``group_size`` the median episode gives the baseline and is not learned from. Or
+            ``tracked``, with ``group_size=1``: the recent success rate of the instruction.
+        normalize: whether advantages are divided by the group's standard deviation; with
+            ``baseline=tracked`` whether they get the mean 0 and the standard deviation 1.
         rewards: what an episode is worth: any of ``success``, ``return`` (sum of the env's rewards)
             and ``length`` (actions; give it a negative weight).
         reward_weights: one for each of ``rewards``.
@@ -93,12 +107,13 @@ class GRPOConfig(ActorConfig):
     clip_range_high: float = 0.28
     dual_clip: float = 0.0
     num_episodes: Count = 64
-    group_size: Annotated[int, Range(2, LARGEST)] = 8
+    group_size: Count = 8
     keep_min: Share = 0.1
     keep_max: Share = 0.9
     max_rounds: Count = 4
+    draw_groups: Annotated[str, Choice(*DRAWING)] = "rounds"
     replay_successes: CountOrZero = 0
-    baseline: Annotated[str, Choice(*BASELINES)] = "mean"
+    baseline: Annotated[str, Choice(*BASELINES, "tracked")] = "mean"
     normalize: bool = True
     rewards: tuple[Annotated[str, Choice(*REWARDS)], ...] = ("success",)
     reward_weights: tuple[Annotated[float, Range()], ...] = (1.0,)
@@ -117,6 +132,7 @@ class GRPOConfig(ActorConfig):
                 f"algorithm.group_size {self.group_size} does not divide algorithm.num_episodes "
                 f"{self.num_episodes}."
             )
+        self._check_single()
         if self.keep_min > self.keep_max:
             raise UserError(
                 f"algorithm.keep_min is {self.keep_min}; it must not be above algorithm.keep_max, "
@@ -133,6 +149,8 @@ class GRPOConfig(ActorConfig):
         if not self.keep_min:
             why = "algorithm.keep_min=0 learns from groups that fail as they are"
             refuse_unread(self, "algorithm", ("replay_successes",), why)
+        if self.max_rounds == 1:
+            refuse_unread(self, "algorithm", ("draw_groups",), "max_rounds=1 replaces no group")
         if self.per_reward:
             if len(self.rewards) < 2:
                 raise UserError(
@@ -148,6 +166,28 @@ class GRPOConfig(ActorConfig):
             why = "objective=flow_balance has no surrogate that could be bounded"
             refuse_unread(self, "algorithm", ("dual_clip",), why)
         check_branches(self)
+
+    def _check_single(self) -> None:
+        """Refuses single episodes without a baseline, and beside them what needs a group."""
+        if self.baseline != "tracked":
+            if self.group_size == 1:
+                raise UserError(
+                    "algorithm.group_size is 1, and a single episode has no group to be compared "
+                    "with. Set algorithm.baseline=tracked too, or a group_size of 2 or more."
+                )
+            return
+        if self.group_size > 1:
+            raise UserError(
+                f"algorithm.baseline=tracked compares single episodes with the record of their "
+                f"instruction, but algorithm.group_size is {self.group_size}. Set it to 1."
+            )
+        if self.rewards != ("success",):
+            raise UserError(
+                f"algorithm.baseline=tracked follows success, but algorithm.rewards is "
+                f"{list(self.rewards)}. Make it [success]."
+            )
+        unread = ("keep_min", "keep_max", "replay_successes", "draw_groups", "branches")
+        refuse_unread(self, "algorithm", unread, "baseline=tracked has no groups")
 
 
 class GRPO(Algorithm):
@@ -167,6 +207,7 @@ class GRPO(Algorithm):
             )
         self.actor = OBJECTIVES[config.objective](config, policy)
         self.successes = SuccessReplay(config.replay_successes)
+        self.expected = SuccessBaseline()
 
     @property
     def wants_demos(self) -> bool:
@@ -192,6 +233,8 @@ class GRPO(Algorithm):
                 f"algorithm.num_episodes {c.num_episodes} cannot keep env.num_envs={num_envs} "
                 "busy: lower env.num_envs, or raise algorithm.num_episodes."
             )
+        if c.draw_groups != "rounds":
+            return self._collect_at_once(player, generator, between)
         fills_envs = -(-num_envs // c.group_size)
         missing = c.num_episodes // c.group_size
         kept: list[EpisodeBatch] = []
@@ -228,13 +271,71 @@ class GRPO(Algorithm):
         lost = EpisodeBatch.cat(failed) if failed else None
         return GroupBatch(whole, episodes, whole.env_steps, rounds, lost)
 
-    def _all_failed(self, group: list[Episode | None]) -> bool:
+    def _collect_at_once(
+        self, player: Player, generator: torch.Generator, between: Callable[[], None]
+    ) -> GroupBatch:
+        """Lets envs go on with the next group until enough of them are informative."""
+        c = self.config
+        size = c.group_size
+        wanted = c.num_episodes // size
+        draws = GroupDraws(
+            player.states,
+            size,
+            wanted,
+            wanted * c.max_rounds,
+            ahead=c.draw_groups == "ahead",
+            informative=self._is_informative,
+            hopeless=self._is_hopeless,
+        )
+        with acting_in(self.policy, c.rollout_precision):
+            batch = collect_episodes(
+                player.env,
+                self.policy,
+                draws,
+                generator=generator,
+                until_success=c.until_success,
+                device=player.device,
+                between=between,
+                draws=player.draws,
+                tree=noise_tree(c, generator),
+            )
+        batch = in_float32(batch)
+        # The groups up to the last one that counts; what came after it is cut, or not needed.
+        begun = len(batch.episodes)
+        rows = [range(i, i + size) for i in range(0, begun - size + 1, size)]
+        counted = rows[: draws.last + 1]
+        episodes = [e for group in counted for i in group if (e := batch.episodes[i]) is not None]
+        kept = batch.select([i for g in draws.kept for i in rows[g]])
+        # Where all failed, a kept success may stand in.
+        lost = None
+        if c.replay_successes:
+            failed = [g for g in counted if self._all_failed([batch.episodes[i] for i in g])]
+            lost = batch.select([i for group in failed for i in group])
+        return GroupBatch(kept, episodes, batch.env_steps, -(-begun // c.num_episodes), lost)
+
+    def _is_hopeless(self, ended: Results) -> bool:
+        """Whether a group will be dropped, whatever its other episodes come to."""
+        if None in ended:
+            return True
+        if "success" not in self.config.rewards:
+            return False
+        solved = sum(e.success for e in ended if e is not None)
+        failed = len(ended) - solved
+        # Where a kept success may stand in, it must be known whether all fail.
+        if not solved and self.config.replay_successes:
+            return False
+        size = self.config.group_size
+        return solved / size > self.config.keep_max or (size - failed) / size < self.config.keep_min
+
+    def _all_failed(self, group: Results) -> bool:
         """Whether a group has no success, and would be dropped for it."""
         return not self._is_informative(group) and all(e and not e.success for e in group)
 
-    def _is_informative(self, group: list[Episode | None]) -> bool:
+    def _is_informative(self, group: Results) -> bool:
         if None in group:
             return False  # a simulation broke, and the others have lost what they are compared with
+        if self.config.baseline == "tracked":
+            return True
         # Where success does not count, what an episode is worth tells.
         episodes = [e for e in group if e is not None]
         if "success" not in self.config.rewards:
@@ -264,7 +365,10 @@ class GRPO(Algorithm):
         else:
             of_episode = self._advantages(episodes).to(kept.logprob.device)
             advantage = of_episode[kept.episode]
-            stats["advantage_std"] = float(of_episode.std())
+            stats["advantage_std"] = float(of_episode.std(correction=int(len(episodes) > 1)))
+            if self.config.baseline == "tracked":
+                stats["baseline"] = float(self.expected.of(episodes).mean())
+                self.expected.note(batch.episodes)
         rows = self._learned(episodes).to(kept.episode.device)[kept.episode].nonzero().flatten()
         weight = None
         if self.config.weighting == "episode":
@@ -309,6 +413,11 @@ class GRPO(Algorithm):
             rewards = self._rewards(episodes).view(len(c.rewards), -1, c.group_size)
             weights = torch.tensor(c.reward_weights)
             return combined_group_advantages(rewards, weights, c.baseline).flatten()
+        if c.baseline == "tracked":
+            # Compared with earlier episodes of the instruction; see ``success_baseline``.
+            advantage = self._worth(episodes) - self.expected.of(episodes)
+            every = torch.ones_like(advantage, dtype=torch.bool)
+            return masked_whiten(advantage, every) if c.normalize else advantage
         total = self._worth(episodes).view(-1, c.group_size)
         return group_advantages(total, c.baseline, c.normalize).flatten()
 
@@ -323,14 +432,20 @@ class GRPO(Algorithm):
 
     def state_dict(self) -> dict[str, Any]:
         """Of the actor's optimiser, and the kept successes."""
-        kept = {"successes": self.successes.state_dict()} if self.config.replay_successes else {}
-        return {"actor": self.actor.state_dict(), **kept}
+        state = {"actor": self.actor.state_dict()}
+        if self.config.replay_successes:
+            state["successes"] = self.successes.state_dict()
+        if self.config.baseline == "tracked":
+            state["expected"] = self.expected.state_dict()
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse of ``state_dict``."""
         self.actor.load_state_dict(state["actor"])
         if self.config.replay_successes:
             self.successes.load_state_dict(state["successes"])
+        if self.config.baseline == "tracked":
+            self.expected.load_state_dict(state["expected"])
 
     @classmethod
     def tolerates_lag(cls, config: GRPOConfig) -> bool:
@@ -355,6 +470,8 @@ class GRPO(Algorithm):
     def memory_plan(cls, config: GRPOConfig, policy: Any, spec: EnvSpec) -> MemoryPlan | None:
         """See ``Algorithm``."""
         chunks = config.num_episodes * -(-spec.max_episode_steps // num_executed(policy.config))
+        if config.draw_groups != "rounds":
+            chunks *= config.max_rounds  # what is dropped stays until all is played
         copies = int(config.objective == "flow_balance")
         return on_policy_memory(config, chunks, copies)
 

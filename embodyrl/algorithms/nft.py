@@ -176,10 +176,14 @@ class NFT(Algorithm):
                 # Imitation of as many chunks of demonstrations.
                 if c.bc_coef:
                     count = len(i) or c.minibatch_size
-                    all_rows, imitation = self.anchors.imitation(count, generator)
-                    weighted, figures = imitation(all_rows)
-                    loss = loss + weighted
-                    stats.add(bc_weight=self.anchors.weight, **figures)
+                    imitated, imitation = self.anchors.imitation(count, generator)
+                    stats.add(bc_weight=self.anchors.weight * len(imitated) / count)
+                    if len(imitated):
+                        weighted, figures = imitation(imitated)
+                        loss = loss + weighted
+                        stats.add(**figures)
+                if not loss.requires_grad:
+                    continue  # no informative group, and nothing that is imitated
                 # Backward pass and optimiser step.
                 self.optimizer.zero_grad()
                 loss.backward()

@@ -35,6 +35,7 @@ class Episode:
         weight: how often an even draw would have begun it, compared with the draw that did
             (``start_sampling.Draws.weight``); rates count it so much. 1 where all states are drawn
             alike.
+        instruction: the sentence that it was played with.
     """
 
     init: int
@@ -45,6 +46,7 @@ class Episode:
     success_once: bool = False
     person: bool = False
     weight: float = 1.0
+    instruction: str = ""
 
     def __post_init__(self) -> None:
         self.success_once = self.success_once or self.success

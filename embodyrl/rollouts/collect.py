@@ -26,6 +26,7 @@ from embodyrl.rollouts.episodes import (
     start_episodes,
 )
 from embodyrl.rollouts.fault_watch import guarded
+from embodyrl.rollouts.group_draws import GroupDraws
 from embodyrl.rollouts.noise_tree import NoiseTree
 from embodyrl.rollouts.seeding import init_states
 from embodyrl.rollouts.start_sampling import Draws
@@ -295,7 +296,7 @@ def _transitions(
 def collect_episodes(
     env: VecEnv,
     policy: Actor,
-    inits: list[int],
+    inits: list[int] | GroupDraws,
     *,
     generator: torch.Generator,
     until_success: bool = True,
@@ -309,7 +310,8 @@ def collect_episodes(
     Args:
         env: N envs; when one ends it takes the next initial state, and idles when none is left.
         policy: sampled in ``"train"`` mode; needs no critic.
-        inits: at least N initial states.
+        inits: at least N initial states, or groups that are drawn while others are played. What
+            those cut has no result, as what broke.
         generator: source of the policy's noise.
         until_success: an episode is over with its first success, also in an env that would go on.
         device: of the policy.
@@ -321,14 +323,16 @@ def collect_episodes(
         UserError: fewer initial states than envs, or a policy without a trace.
     """
     n = env.spec.num_envs
-    if len(inits) < n:
+    groups = inits if isinstance(inits, GroupDraws) else None
+    if isinstance(inits, list) and len(inits) < n:
         raise UserError(
             f"{len(inits)} episodes cannot keep {n} envs busy: lower env.num_envs, or ask for more "
             "episodes."
         )
-    stream = start_episodes(env, inits, device, draws=draws)
+    states = inits.inits() if isinstance(inits, GroupDraws) else inits
+    stream = start_episodes(env, states, device, draws=draws)
     env_steps = 0
-    episodes: list[Episode | None] = [None] * len(inits)
+    results: dict[int, Episode | None] = {}
     parts: list[tuple[Obs, DenoisingTrace, Tensor, Tensor]] = []
     chunk = torch.zeros(n, dtype=torch.long)  # of each env's episode, the number of the next one
     while stream.running:
@@ -349,17 +353,19 @@ def collect_episodes(
         parts.append((obs[rows], sample.trace[rows], sample.logprob[rows], numbers))
         if until_success:
             step = replace(step, success=step.ever_solved)
-        for one in stream.advance(step, step.done | (step.success & until_success)):
-            episodes[one.number] = one.result
+        ended = stream.advance(step, step.done | (step.success & until_success))
+        results |= {one.number: one.result for one in ended}
+        if groups is not None:
+            groups.note(ended)
         # An episode that begins counts its chunks from 0.
         chunk += 1
-        chunk[stream.fill()] = 0
+        chunk[stream.fill() if groups is None else groups.refill(stream)] = 0
     all_obs, traces, logprobs, numbers = zip(*parts, strict=True)
     return EpisodeBatch(
         Obs.cat(list(all_obs)),
         DenoisingTrace.cat(list(traces)),
         torch.cat(logprobs),
         torch.cat(numbers),
-        episodes,
+        [results.get(number) for number in range(stream.started)],
         env_steps,
     )

@@ -107,6 +107,7 @@ class EpisodeStream:
         self.started = 0
         self.draws = Draws()
         self._weight = [1.0] * n
+        self._instruction = [""] * n
         self._limit = torch.zeros(n, dtype=torch.long)  # actions; 0 for the env's own limit
         self._reward = torch.zeros(n)
         self._length = torch.zeros(n, dtype=torch.long)
@@ -160,6 +161,8 @@ class EpisodeStream:
             self.obs = self.env.reset(init=states + [states[0]] * spare).to(self.device)
         elif rows:
             self.obs = self.env.reset(rows, init=states).to(self.device)
+        for k in rows:
+            self._instruction[k] = self.obs.instruction[k]
         return rows
 
     def step(self, actions: Tensor) -> Step:
@@ -197,6 +200,11 @@ class EpisodeStream:
             self.playing[k] = IDLE
         return ended
 
+    def abandon(self, envs: Iterable[int]) -> None:
+        """Gives the episodes of some envs up: they have no result, and their envs idle."""
+        for k in envs:
+            self.playing[k] = IDLE
+
     def scored(self) -> list[Episode]:
         """The results whose time limit has passed since the last call.
 
@@ -221,4 +229,5 @@ class EpisodeStream:
             bool(self._once[k]),
             bool(self._person[k]),
             self._weight[k],
+            self._instruction[k],
         )

@@ -211,8 +211,9 @@ def evaluate_checkpoint(
 
 
 def _row(episode: Episode) -> dict[str, Any]:
-    """An episode without its weight, which those of an evaluation have alike."""
-    return {k: v for k, v in dataclasses.asdict(episode).items() if k != "weight"}
+    """An episode without its weight, which those of an evaluation have alike, and its sentence."""
+    fields = dataclasses.asdict(episode)
+    return {k: v for k, v in fields.items() if k not in ("weight", "instruction")}
 
 
 def executed_text(execute: int, horizon: int) -> str:

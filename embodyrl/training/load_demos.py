@@ -85,6 +85,11 @@ def load_demos(
                 f"{part.no_instruction} ({config.policy.name} reads instructions; or leave them "
                 "out: data.skip.)"
             )
+        if part.no_instruction and getattr(config.algorithm, "bc_schedule", "") == "unsolved":
+            raise UserError(
+                f"{part.no_instruction} algorithm.bc_schedule=unsolved looks for demonstrations of "
+                "instructions that stay unsolved: set it to constant or success."
+            )
         parts.append(part)
     weights = list(data.weights)
     if data.codec and not pictures:

@@ -96,7 +96,7 @@ def check_held(config: Config, algorithm: Algorithm, spec: EnvSpec) -> None:
     """
     c = config.algorithm
     run = config.run
-    if getattr(c, "bc_schedule", "constant") == "success":
+    if getattr(c, "bc_schedule", "constant") != "constant":
         why = "so the success of training episodes stays unknown"
         if not spec.reports_success:
             refuse_unread(c, "algorithm", ("bc_schedule",), f"{spec.name} reports none, {why}")

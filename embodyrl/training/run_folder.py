@@ -78,6 +78,7 @@ def save_evaluation(
         row = {**dataclasses.asdict(episode), "return": episode.reward, "video": None}
         row.pop("reward")
         row.pop("weight")  # of training episodes
+        row.pop("instruction")  # said with a film
         if episode.init in result.frames:
             row["video"] = f"videos/{name}_{episode.init:04d}.mp4"
             row["instruction"] = result.instructions.get(episode.init, "")

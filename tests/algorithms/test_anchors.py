@@ -153,6 +153,105 @@ def test_the_gradient_is_the_sum_of_both():
         torch.testing.assert_close(p.grad, value if more is None else value + more)
 
 
+# Imitation of what RL never solves.
+
+
+def two_tasks():
+    """The actions of "hard" are the opposite of those of "easy"; one frame in three is "hard"."""
+    hard = torch.arange(60) < 20
+    actions = torch.tensor([0.6, -0.4]) * torch.where(hard, 1.0, -1.0)[:, None]
+    states = torch.randn(60, 3, generator=gen(1))
+    episode = torch.arange(60) // 5
+    return Demonstrations(H, {}, states, actions, episode, (~hard).long(), ["hard", "easy"])
+
+
+def played(instruction, *solved, **settings):
+    return [Episode(0, "arm", won, 0.0, 1, instruction=instruction, **settings) for won in solved]
+
+
+def unsolved(*failing):
+    anchors = Anchors(AnchorConfig(bc_coef=0.3, bc_schedule="unsolved"), policy())
+    anchors.demos = two_tasks()
+    for instruction in failing:
+        anchors.note(played(instruction, *[False] * 8))
+    return anchors
+
+
+def test_an_instruction_is_imitated_after_eight_failures_and_until_it_is_solved():
+    anchors = unsolved()
+    assert anchors.weight == 0.3
+
+    def rows():
+        found = anchors.imitation(40, gen(5))[0]
+        return len(found)
+
+    assert rows() == 0  # nothing is known yet
+    anchors.note(played("easy", *[False] * 7, True) + played("hard", *[False] * 7))
+    anchors.note(played("hard", False, person=True))
+    assert rows() == 0
+    anchors.note(played("hard", False))
+    drawn = two_tasks().draw(40, gen(5))
+    expected = (drawn < 20).sum()
+    assert rows() == expected > 0
+    anchors.note(played("hard", *[False] * 1000))
+    anchors.note(played("hard", True))
+    assert rows() == 0
+    # A success counts as one, whatever else an even draw would have played.
+    anchors.note(played("easy", *[False] * 8) + played("easy", True, weight=0.0))
+    assert rows() == 0
+
+
+def test_each_chunk_has_the_weight_of_its_instruction():
+    def loss(anchors):
+        rows, share = anchors.imitation(40, gen(5))
+        return share(rows)[0].item()
+
+    # Both parts together are the loss of all demonstrations, drawn and weighted as ever.
+    every = Anchors(AnchorConfig(bc_coef=0.3), policy())
+    every.demos = two_tasks()
+    hard, easy, both = (loss(unsolved(*names)) for names in (["hard"], ["easy"], ["hard", "easy"]))
+    assert both == pytest.approx(loss(every), rel=1e-5)
+    assert hard + easy == pytest.approx(both, rel=1e-5)
+    assert 0 < hard < both
+
+    # bc_weight is that of a mean over what is imitated.
+    anchors = unsolved("hard")
+    gradient, figures = anchors.imitation_gradient(
+        40, Microbatches(7, list(anchors.policy.actor_parameters())), gen(5)
+    )
+    assert hard == pytest.approx(figures["bc_weight"] * figures["bc_loss"].item(), rel=0.05)
+    assert any(g is not None for g in gradient)
+    nothing, figures = unsolved().imitation_gradient(
+        40, Microbatches(7, list(anchors.policy.actor_parameters())), gen(5)
+    )
+    assert figures == {"bc_weight": 0.0} and set(nothing) == {None}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_what_rl_never_solves_is_learned_from_demonstrations(name):
+    algorithm = make(name, bc_coef=1.0, bc_schedule="unsolved", epochs=60, lr=1e-2)
+    algorithm.add_demos(two_tasks())
+    anchors = (algorithm if name == "nft" else algorithm.actor).anchors
+    batch = batch_for(algorithm, solved=(False,) * N)
+    batch.episodes = played("hard", *[False] * N) + played("easy", *[True] * N)
+    if name == "grpo":
+        batch.kept.episodes = []
+    figures = algorithm.update(batch, progress=0.0, generator=gen(4))
+    assert figures["bc_weight"] == pytest.approx(1 / 3, abs=0.1)
+    obs = Obs({}, torch.randn(32, 3, generator=gen(9)), ["hard"] * 32)
+    actions = algorithm.result.sample(obs, generator=gen(10), mode="eval").actions
+    assert (actions * torch.tensor([1.0, -1.0])).mean() > 0.25
+    # Once it is solved nothing is imitated.
+    anchors.note(played("hard", True))
+    before = copy.deepcopy(list(algorithm.result.actor_parameters()))
+    batch.episodes = []
+    figures = algorithm.update(batch, progress=0.0, generator=gen(4))
+    assert figures["bc_weight"] == 0.0 and "bc_loss" not in figures
+    if name in ("grpo", "nft"):  # which have no group to learn from either
+        for a, b in zip(algorithm.result.actor_parameters(), before, strict=True):
+            assert torch.equal(a, b)
+
+
 # The reference.
 
 
@@ -234,10 +333,12 @@ def test_where_no_group_is_informative_imitation_goes_on_alone(name):
             assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("schedule", ["success", "unsolved"])
 @pytest.mark.parametrize("name", MADE)
-def test_reference_and_success_survive_a_checkpoint(name, tmp_path):
-    settings = {"bc_coef": 0.5, "bc_schedule": "success", "reference_coef": 1.0}
+def test_reference_and_success_survive_a_checkpoint(name, schedule, tmp_path):
+    settings = {"bc_coef": 0.5, "bc_schedule": schedule, "reference_coef": 1.0}
     a = make(name, **settings)
+    (a if name == "nft" else a.actor).anchors.note(played("go", *[False] * 8))
     update(a)
     states = {"policy": a.result.state_dict(), "algorithm": a.state_dict()}
     checkpoint.save(tmp_path / "step_000001", states, {})

@@ -2,11 +2,13 @@
 
 import copy
 import dataclasses
+import itertools
 import math
 
 import pytest
 import torch
 
+from embodyrl.algorithms.branching import noise_tree
 from embodyrl.algorithms.grpo import GRPO, GRPOConfig
 from embodyrl.build import make_policy
 from embodyrl.errors import UserError
@@ -37,6 +39,9 @@ class Chaser:
             torch.stack([start, actions], dim=1), torch.ones(n, 1, dtype=torch.bool)
         )
         return ActionSample(actions.clamp(-1, 1), trace, -actions.square().sum((1, 2))[:, None])
+
+
+SINGLE = {"group_size": 1, "baseline": "tracked"}
 
 
 def make_env(num_envs: int, cls=MujocoEnv, **settings) -> MujocoEnv:
@@ -186,6 +191,58 @@ def test_dynamic_sampling_drops_groups_that_say_nothing_and_draws_new_ones():
     assert update(grpo, batch) == {"groups": 0.0, "group_rounds": 2.0}
 
 
+@pytest.mark.parametrize("how", ["as_needed", "ahead"])
+def test_envs_go_on_with_the_next_group_and_the_first_good_ones_are_kept(how):
+    env, policy = make_env(8), Tracing(Chaser())
+    # In a tree the noise of an episode depends on its number alone, so all can be played beforehand.
+    tree = {"branches": (4,), "num_episodes": 16, "max_rounds": 4}
+    options = {"keep_min": 0.5, "keep_max": 0.8, **tree}
+    every = GRPOConfig(group_size=4, **tree | {"num_episodes": 64})
+    inits = [i for i in range(16) for _ in range(4)]
+    noise = noise_tree(every, torch.Generator().manual_seed(0))
+    whole = collect_episodes(env, Chaser(), inits, generator=torch.Generator(), tree=noise)
+    grpo = make_grpo(policy, draw_groups=how, **options)
+    good = [g for g in range(16) if grpo._is_informative(whole.episodes[4 * g : 4 * g + 4])][:4]
+    assert len(good) == 4 and good != [0, 1, 2, 3]
+    batch = grpo.collect(player(env, range(1000)), generator=torch.Generator().manual_seed(0))
+    assert batch.kept.episodes == whole.select([4 * g + i for g in good for i in range(4)]).episodes
+    chunks = torch.bincount(batch.kept.episode, minlength=16)
+    assert chunks.tolist() == [math.ceil(e.length / 5) for e in batch.kept.episodes]
+    # Success is counted over the groups up to the last that is kept.
+    assert {e.init for e in batch.episodes} == set(range(good[-1] + 1))
+    assert len(batch.episodes) <= 4 * (good[-1] + 1) and batch.rounds >= 2
+
+
+@pytest.mark.parametrize("replay", [0, 8])
+def test_a_group_is_hopeless_where_no_outcome_of_the_rest_would_keep_it(replay):
+    for low, high in ((0.1, 0.9), (0.5, 0.5), (0.3, 1.0), (0.25, 0.75)):
+        grpo = make_grpo(keep_min=low, keep_max=high, replay_successes=replay)
+        for n in range(4):
+            for ended in itertools.product([0, 1], repeat=n):
+                rests = list(itertools.product([0, 1], repeat=4 - n))
+                groups = [[outcome(x) for x in ended + rest] for rest in rests]
+                useless = not any(
+                    grpo._is_informative(g) or (replay and grpo._all_failed(g)) for g in groups
+                )
+                assert grpo._is_hopeless([outcome(x) for x in ended]) == useless, (low, high, ended)
+    assert grpo._is_hopeless([None])
+    by_return = make_grpo(rewards=("return",))
+    assert not by_return._is_hopeless([outcome(0), outcome(0), outcome(0)])
+
+
+def test_failed_groups_are_kept_for_replay_when_groups_are_drawn_at_once():
+    class Waits(Chaser):
+        def sample(self, obs, *, generator, mode):
+            sample = super().sample(obs, generator=generator, mode=mode)
+            return dataclasses.replace(sample, actions=torch.zeros_like(sample.actions))
+
+    grpo = make_grpo(
+        Tracing(Waits()), num_episodes=8, max_rounds=2, replay_successes=8, draw_groups="ahead"
+    )
+    batch = grpo.collect(player(make_env(8), range(9)), generator=torch.Generator())
+    assert not batch.kept.episodes and len(batch.failed.episodes) == 16 and batch.rounds == 2
+
+
 def test_where_the_return_alone_counts_groups_are_kept_whose_returns_differ():
     env = make_env(8)
     grpo = make_grpo(Tracing(Chaser()), num_episodes=16, rewards=("return",), max_rounds=1)
@@ -315,6 +372,14 @@ def test_every_setting_is_read():
         ),
         ({"rewards": ("success", "return")}, "has 2 names and algorithm.reward_weights 1"),
         ({"per_reward": True}, "algorithm.rewards has only one"),
+        ({"group_size": 1}, "no group to be compared with. Set algorithm.baseline=tracked"),
+        ({"baseline": "tracked"}, "compares single episodes .*group_size is 8. Set it to 1"),
+        (SINGLE | {"rewards": ("return",)}, "tracked follows success, but .*return"),
+        (SINGLE | {"keep_min": 0.2}, "keep_min is 0.2, but baseline=tracked has no groups"),
+        (SINGLE | {"draw_groups": "ahead"}, "draw_groups is .*baseline=tracked has no groups"),
+        (SINGLE | {"replay_successes": 8}, "replay_successes is 8, but baseline=tracked"),
+        (SINGLE | {"branches": (1,)}, "branches is .*baseline=tracked has no groups"),
+        ({"max_rounds": 1, "draw_groups": "ahead"}, "draw_groups is .*max_rounds=1 replaces no"),
         (
             {
                 "per_reward": True,

@@ -9,7 +9,7 @@ from embodyrl.rollouts.batches import Episode, by_policy, mean_return, success_r
 from embodyrl.rollouts.collect import Player, collect_episodes, collect_transitions
 from embodyrl.rollouts.episodes import EpisodeStream
 from embodyrl.rollouts.evaluation import evaluate
-from embodyrl.types import ActionSample, DenoisingTrace
+from embodyrl.types import ActionSample, DenoisingTrace, Obs
 
 
 def rates(player, iterations, chunks=2):
@@ -54,6 +54,24 @@ def test_episodes_that_have_ended_first_are_biased():
         stream.fill()
     assert len(ended) > 300 and all(one.result.success for one in ended)
     assert stream.scored() == []
+
+
+def test_an_episode_says_with_which_sentence_it_was_played():
+    class Numbered(CoinEnv):
+        """Each initial state has a sentence of its own."""
+
+        def _observe(self, env_ids):
+            said = [f"toss {init}" for init in self.init]
+            return Obs({}, torch.zeros(self.spec.num_envs, 1), said)
+
+    stream = EpisodeStream(Numbered(3), [7, 8, 9, 10, 11])
+    stream.fill()
+    ended = []
+    while stream.running:
+        ended += stream.advance(stream.env.step(torch.zeros(3, 4, 1)))
+        stream.fill()
+    assert {one.result.instruction for one in ended} == {f"toss {i}" for i in range(7, 12)}
+    assert all(one.result.instruction == f"toss {one.init}" for one in ended)
 
 
 def test_a_rollout_shorter_than_an_episode_scores_nothing():

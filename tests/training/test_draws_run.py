@@ -53,6 +53,10 @@ def test_shards_draw_the_same(tmp_path):
     [
         (["run.start_sampling=difficulty"], "start_sampling.*12 actions and an episode up to 25"),
         (["algorithm.bc_schedule=success"], "bc_coef=0 imitates nothing"),
+        (
+            ["algorithm.bc_coef=1", "algorithm.bc_schedule=unsolved"],
+            "bc_schedule is 'unsolved'.*a rollout has 12 actions, less than an episode",
+        ),
         (["algorithm.reference_coef=1"], "random weights.*run.init_checkpoint"),
     ],
 )

@@ -114,6 +114,25 @@ def test_what_an_algorithm_does_not_read_is_refused(name, field):
         load_demos(changed, learner, SPEC)
 
 
+def test_what_stays_unsolved_needs_instructions(monkeypatch, tmp_path):
+    def load(path, *args, **kwargs):
+        found = frames(0.0)
+        found.origin = {"env": SPEC.name}
+        found.no_instruction = "12 episodes have no instruction."
+        return found
+
+    monkeypatch.setattr("embodyrl.data.load_demonstrations.load_demonstrations", load)
+    config, learner = algorithm("ppo")
+    given = dataclasses.replace(config.algorithm, bc_coef=1.0, bc_schedule="unsolved")
+    learner.config = given
+    data = dataclasses.replace(config.data, path=str(tmp_path))
+    changed = dataclasses.replace(config, data=data, algorithm=given)
+    with pytest.raises(UserError, match=r"no instruction\..*bc_schedule=unsolved looks for"):
+        load_demos(changed, learner, SPEC)
+    other = dataclasses.replace(given, bc_schedule="success")
+    assert load_demos(dataclasses.replace(changed, algorithm=other), learner, SPEC) is not None
+
+
 def test_demonstrations_that_only_help_are_read_where_they_are_given(monkeypatch):
     """Without a path there are none; what says how to read them is then refused."""
     config, learner = algorithm("wsrl")

@@ -220,6 +220,7 @@ def _check_episode(episode: Any, bounds: Bounds) -> None:
     most = bounds.max_reward * length * (1 + 1e-4)  # summed in float32
     number(episode.reward, -most, most, "episode.reward")
     number(episode.weight, 1.0, 1.0, "episode.weight")
+    text(episode.instruction, "episode.instruction")
 
 
 def _check_obs(obs: Any, name: str, rows: int, spec: EnvSpec) -> None:

@@ -100,6 +100,7 @@ def test_good_chunks_are_believed() -> None:
         ({"init": -1}, "episode.init is -1"),
         ({"task": "other\n"}, r"episode.task is 'other\\n'"),
         ({"success": 1}, "episode.success is 1"),
+        ({"instruction": 3}, "episode.instruction must be a text"),
     ],
 )
 def test_an_episode_is_refused_by_field_and_value(change: dict[str, Any], said: str) -> None:
