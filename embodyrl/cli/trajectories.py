@@ -96,11 +96,13 @@ def _train(a: argparse.Namespace) -> int:
         train_trajectories,
     )
 
+    # The options have the names of the settings.
     config = TrajectoryTrainConfig(
         **{name: getattr(a, name) for name in field_types(TrajectoryTrainConfig)}
     )
     with _bar("training", config.steps) as progress:
         result = train_trajectories(a.data, a.out, config, progress=progress)
+    # For a program, or in words.
     if a.json:
         print(json.dumps(result))
         return 0
@@ -134,6 +136,7 @@ def _write(a: argparse.Namespace) -> int:
     if a.json:
         print(json.dumps(result))
         return 0
+    # How far it is from what the policy would do.
     near = ""
     if "distance" in result:
         near = (

@@ -32,7 +32,7 @@ Pull = Callable[[Tensor], tuple[Tensor, Tensor]]
 """An estimate (B, ..., D) -> mean and std (B, ..., A) of the Gaussian that pulls at its part."""
 
 
-def sample_guided(
+def sample_pulled(
     estimate: Estimate,
     noise: Float[Tensor, "b *n d"],
     steps: int,

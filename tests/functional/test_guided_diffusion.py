@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from embodyrl.functional.guided_diffusion import sample_guided
+from embodyrl.functional.guided_diffusion import sample_pulled
 
 # One step of a line: s given, a = K s + noise, s' = A s + B a + noise.
 STATE, K, SPREAD, A, B, NOISE = 0.5, -0.5, 0.6, 0.9, 0.5, 0.1
@@ -32,7 +32,7 @@ def pull(data):
 
 def samples(weight, steps=64):
     noise = torch.randn(20_000, 2, generator=torch.Generator().manual_seed(0)).double()
-    return sample_guided(
+    return sample_pulled(
         estimate, noise, steps, pull=pull, weight=weight, part=slice(0, 1), doubt=doubt
     )
 
@@ -56,10 +56,10 @@ def test_guidance_0_gives_the_distribution_of_the_data():
     assert (x.mean(0) - MEAN).abs().max() < 0.02
     assert (torch.cov(x.T) - COV).abs().max() < 0.02
     noise = torch.randn(20_000, 2, generator=torch.Generator().manual_seed(0)).double()
-    assert torch.equal(x, sample_guided(estimate, noise, 64))
+    assert torch.equal(x, sample_pulled(estimate, noise, 64))
 
 
 def test_the_bound_holds_for_what_is_sampled():
     noise = torch.randn(500, 2, generator=torch.Generator().manual_seed(0)).double()
-    x = sample_guided(estimate, noise, 16, bound=lambda x: x.clamp(-0.3, 0.3))
+    x = sample_pulled(estimate, noise, 16, bound=lambda x: x.clamp(-0.3, 0.3))
     assert float(x.abs().max()) <= 0.3 + 1e-6

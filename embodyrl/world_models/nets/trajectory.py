@@ -72,6 +72,7 @@ class TrajectoryNet(SavedNetwork):
         sentence: Int[Tensor, " b"],
     ) -> Float[Tensor, "b l d"]:
         """The estimated pieces, with the given first state in them."""
+        # The first state stands in the first row, without noise.
         given = torch.zeros_like(x, dtype=torch.bool)
         given[:, 0, : first.shape[1]] = True
         clean = torch.zeros_like(x)
@@ -84,5 +85,6 @@ class TrajectoryNet(SavedNetwork):
         # What holds for the whole piece is added to every row.
         width = self.position.shape[1]
         whole = self.time(sinusoid(t, width)) + self.first(first) + self.sentence(sentence)
+        # The output completes what is known of the data from x alone.
         out = self.head(self.blocks(rows + whole[:, None]))
         return torch.where(given, clean, (1.0 - time) * c_in**2 * x + time * c_in * out)

@@ -73,6 +73,7 @@ def read_pieces(data: Sequence[str], length: int) -> Pieces:
         raise UserError(
             "A trajectory model learns from recorded episodes: give data=[FOLDER, ...]."
         )
+    # Read states and actions alone, and compare the envs.
     parts = [load_demonstrations(path, 1, keep="all", pictures=False) for path in data]
     specs = [_spec_of(path, part) for path, part in zip(data, parts, strict=True)]
     for path, spec in zip(data, specs, strict=True):
@@ -97,6 +98,7 @@ def cut_pieces(parts: Sequence[Demonstrations], length: int, spec: EnvSpec) -> P
             "from bad, so trajectories like them would teach nothing. Add episodes that were solved "
             "(`embodyrl collect`)."
         )
+    # Cut every episode; frames are numbered through all data sets.
     sentences = sorted({s for part in parts for s in part.sentences})
     found: list[tuple[Tensor, Tensor, int, int]] = []
     begin = 0
@@ -108,6 +110,7 @@ def cut_pieces(parts: Sequence[Demonstrations], length: int, spec: EnvSpec) -> P
             begin = offset + end
             index, over = _windows(solved[first:begin], length)
             found.append((index + first, over, told[first - offset], first))
+    # What is long enough is kept.
     kept = [one for one in found if len(one[0])]
     if len(kept) < FEWEST:
         raise UserError(
@@ -115,6 +118,7 @@ def cut_pieces(parts: Sequence[Demonstrations], length: int, spec: EnvSpec) -> P
             "needed: an episode that is not solved must be as long as a piece. Set a smaller length=, "
             "or record longer episodes."
         )
+    # All pieces, one after the other.
     counts = torch.tensor([len(one[0]) for one in kept])
     index = torch.cat([one[0] for one in kept])
     firsts = torch.tensor([one[3] for one in kept]).repeat_interleave(counts)
@@ -141,6 +145,7 @@ def cut_pieces(parts: Sequence[Demonstrations], length: int, spec: EnvSpec) -> P
 
 def _windows(solved: Bool[Tensor, " n"], length: int) -> tuple[Tensor, Tensor]:
     """Rows (W, L) of all pieces of an episode, and which of them are over (W, L)."""
+    # The row in which the task is solved, or the last one.
     count = len(solved)
     ever = bool(solved.any())
     last = int(solved.int().argmax()) if ever else count - 1
@@ -161,6 +166,7 @@ def _spec_of(path: str, part: Demonstrations) -> EnvSpec:
             f"{path} does not say which env it is of (meta/embodyrl.json), so no policy could be "
             "held against it. Give data that embodyrl recorded."
         )
+    # A row is one state, without pictures.
     spec = spec_from_json(part.origin["spec"])
     if spec.cameras:
         raise UserError(

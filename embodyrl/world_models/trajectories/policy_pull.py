@@ -61,6 +61,7 @@ class PolicyPull:
         # The states of all decisions, in the env's units.
         decisions = rows[:, ::horizon, :state] * model.std[:state] + model.mean[:state]
         count = decisions.shape[1]
+        # What the policy would do there, several times.
         obs = Obs(
             images={},
             proprio=decisions.flatten(0, 1),

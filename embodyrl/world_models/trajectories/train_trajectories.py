@@ -122,6 +122,7 @@ def fit_trajectories(
             config.heads,
         )
     model = TrajectoryModel.of(pieces, net).to(device)
+    # Minibatches of the others.
     learned = (~held_out).nonzero().flatten()
     optimizer = torch.optim.AdamW(net.parameters(), lr=config.lr, weight_decay=1e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.steps)
@@ -135,6 +136,7 @@ def fit_trajectories(
         optimizer.step()
         schedule.step()
         progress(step + 1)
+    # What guidance has to know of the model.
     model.eval()
     model.doubt.copy_(measure_doubt(model, pieces, held_out.nonzero().flatten(), generator))
     return model, held_out
@@ -163,6 +165,7 @@ def measure_doubt(
     model: TrajectoryModel, pieces: Pieces, numbers: Tensor, generator: torch.Generator
 ) -> Float[Tensor, "times a"]:
     """V_t of actions: the mean squared error of their estimate, at ``TIMES`` times from 0 to 1."""
+    # Some of the pieces, at every time with noise of their own.
     numbers = numbers[torch.randperm(len(numbers), generator=generator)[:JUDGED]]
     found = []
     for t in torch.linspace(0, 1, TIMES, device=model.device):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from embodyrl.errors import UserError
 from embodyrl.functional.flow import randn
-from embodyrl.functional.guided_diffusion import Pull, sample_guided
+from embodyrl.functional.guided_diffusion import Pull, sample_pulled
 from embodyrl.storage.atomic_files import replacing_folder
 from embodyrl.storage.env_spec import spec_from_json, spec_to_json
 from embodyrl.storage.paths import require_readable
@@ -91,6 +91,7 @@ class TrajectoryModel(nn.Module):
     @classmethod
     def of(cls, pieces: Pieces, net: TrajectoryNet) -> Self:
         """A model with the units and beginnings of ``pieces``."""
+        # Constants have no unit.
         rows = pieces.rows
         std = rows.std(0, correction=0)
         tensors = {
@@ -158,15 +159,17 @@ class TrajectoryModel(nn.Module):
             pull: a policy, in normalised units (``policy_pull.PolicyPull``).
             guidance: power of the policy's probability; 0 is the data's distribution.
         """
+        # The net works in normalised units, and keeps the first state as it is given.
         given = (first - self.mean[: first.shape[1]]) / self.std[: first.shape[1]]
 
         def estimate(x: Tensor, t: float) -> Tensor:
             return self.net(x, x.new_full((len(x),), t), given, told)
 
+        # Nothing may leave the range of the data.
         low = self.normalize(self.low)
         high = self.normalize(self.high)
         shape = (len(first), self.length, len(self.mean))
-        x = sample_guided(
+        x = sample_pulled(
             estimate,
             randn(shape, generator, self.device),
             steps,
@@ -176,6 +179,7 @@ class TrajectoryModel(nn.Module):
             doubt=self.doubt_at,
             bound=lambda x: torch.minimum(torch.maximum(x, low), high),
         )
+        # Back to the env's units.
         rows = x * self.std + self.mean
         rows[:, 0, : first.shape[1]] = first
         # Success is yes or no, and a reward that is nothing else too.
@@ -211,6 +215,7 @@ class TrajectoryModel(nn.Module):
                 f"{folder} holds no trajectory model (there is no {META}). `embodyrl world "
                 "trajectories train` makes one."
             )
+        # Read all parts, and see that they belong together.
         meta = read_json(folder / META, STRUCTURE, REMEDY)
         require_readable(folder / TENSORS)
         try:
@@ -250,6 +255,7 @@ def _check_shapes(
         **dict.fromkeys(("told", "begins"), (count,)),
         "doubt": (TIMES, spec.action_dim),
     }
+    # Tensors first, then the net, then what points into lists.
     wrong = [k for k, v in shapes.items() if k not in tensors or tuple(tensors[k].shape) != v]
     sizes = {"state_dim": state, "row_dim": row, "sentences": len(sentences)}
     wrong += [key for key, size in sizes.items() if net.config.get(key) != size]

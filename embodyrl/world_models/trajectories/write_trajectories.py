@@ -66,6 +66,7 @@ def write_trajectories(
         UserError: no model, a policy that does not fit it, or ``out`` exists.
     """
     _check(guidance, policy, episodes, length, starts, steps, proposals)
+    # The model, and the policy that guides it.
     where = use_device(device, "--device")
     made = TrajectoryModel.load(model).to(where)
     require_recordable(out, made.spec)
@@ -78,6 +79,7 @@ def write_trajectories(
     told = made.told
     if starts == "first":
         first, told = first[made.begins], told[made.begins]
+    # Draw many at a time, and write them one after the other.
     generator = torch.Generator().manual_seed(seed)
     count = {"rows": 0, "solved": 0}
     distances: list[float] = []
@@ -101,6 +103,7 @@ def write_trajectories(
                 writer.add(recording)
                 done += 1
                 progress(done)
+    # What was drawn.
     result: dict[str, Any] = {"episodes": episodes, **count}
     if guide is not None:
         result["distance"] = float(np.mean(distances))
@@ -136,6 +139,7 @@ def draw_trajectories(
     length = length or model.length
     while rows < length:
         piece = model.sample(first, told, generator, steps=steps, pull=pull, guidance=guidance)
+        # How far the policy is from the first piece.
         if pull is not None and not parts:
             normal = model.normalize(piece)
             mean, _ = pull(normal)
