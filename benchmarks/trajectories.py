@@ -7,8 +7,8 @@ included. FQL learns from them offline; its policy guides a trajectory model of 
 FQL learns again from nothing, as many steps, from recorded episodes and synthetic ones:
 
     recorded    the first policy itself
-    like them   with synthetic trajectories without guidance
     guided      with synthetic trajectories that the first policy guides
+    like them   with synthetic trajectories without guidance
 
 All are scored on 256 held-out initial states. Everything is kept in ``runs/bench/trajectories/SEED``,
 so an interrupted benchmark goes on. The result is ``benchmarks/trajectories.json``.
@@ -41,7 +41,9 @@ PRESET = {
     "run": {"iterations": 20, "eval_every": 0, "eval_episodes": 256, "videos": 0, "threads": 1,
             "eval_before": False},
 }  # fmt: skip
-ARMS = {"recorded": None, "like them": 0.0, "guided": 1.0}
+SIZE = ("--width", "96", "--layers", "2")
+"""Of the trajectory model."""
+ARMS = {"recorded": None, "guided": 1.0, "like them": 0.0}
 """Guidance of what is added; None adds nothing."""
 
 
@@ -85,7 +87,7 @@ def search(seed: int, recorded: int, drawn: int, steps: int) -> dict[str, Any]:
     model = folder / "pieces"
     words = ("world", "trajectories")
     if not model.exists():
-        embodyrl(*words, "train", str(data), "--steps", str(steps), "--out", str(model))
+        embodyrl(*words, "train", str(data), *SIZE, "--steps", str(steps), "--out", str(model))
     arms: dict[str, Any] = {}
     for name, guidance in ARMS.items():
         arms[name] = {}
@@ -100,6 +102,7 @@ def search(seed: int, recorded: int, drawn: int, steps: int) -> dict[str, Any]:
             arms[name] = {k: note[k] for k in ("rows", "distance") if k in note}
         run = learn(folder, name.replace(" ", "_"), more) if more else first
         arms[name] |= score(run)
+        print(seed, name, arms[name], flush=True)
     return {"seed": seed, "minutes": (time.monotonic() - began) / 60, "arms": arms}
 
 
@@ -110,8 +113,8 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--recorded", type=int, default=60, help="episodes")
-    parser.add_argument("--drawn", type=int, default=500, help="synthetic trajectories")
-    parser.add_argument("--steps", type=int, default=3000, help="of the trajectory model")
+    parser.add_argument("--drawn", type=int, default=250, help="synthetic trajectories")
+    parser.add_argument("--steps", type=int, default=1500, help="of the trajectory model")
     a = parser.parse_args()
     path = HERE / "trajectories.json"
     known = (

@@ -55,7 +55,9 @@ def sample_pulled(
         doubt: V_t of that part (A,), at a time; needed where something pulls.
         bound: keeps estimates where data can be.
     """
-    guided = pull is not None and doubt is not None and weight > 0
+    if pull is not None and doubt is None:
+        raise ValueError("What pulls needs the doubt of the estimate.")
+    guided = pull is not None and weight > 0
     x = noise
     for k in range(steps):
         t = 1.0 - k / steps
