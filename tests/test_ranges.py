@@ -20,9 +20,11 @@ from embodyrl.errors import UserError
 from embodyrl.ranges import Choice, DeviceName, Positive, Range, field_types, rules
 from embodyrl.storage.config_section import build_section
 from embodyrl.world_models.config import WorldTrainConfig
+from embodyrl.world_models.trajectories.train_trajectories import TrajectoryTrainConfig
 
 RAW = {"env": {"name": "mujoco"}, "policy": {"name": "flow_vla"}, "algorithm": {"name": "ppo"}}
-CLASSES = [RunConfig, DataConfig, WorldTrainConfig, LoopConfig, EnvConfig] + [
+CLASSES = [RunConfig, DataConfig, WorldTrainConfig, TrajectoryTrainConfig, LoopConfig, EnvConfig]
+CLASSES += [
     registry.load(kind, name).Config for kind, known in registry.BUILT_IN.items() for name in known
 ]
 

@@ -25,6 +25,7 @@ from embodyrl.algorithms.edit_actor import EditConfig
 from embodyrl.algorithms.gate import Gate, GateConfig
 from embodyrl.algorithms.optim import Means
 from embodyrl.algorithms.pa_rl import PARL
+from embodyrl.data.demonstrations import require_whole
 from embodyrl.errors import UserError
 from embodyrl.ranges import Count, CountOrZero, Discount, NotNegative, Positive, Range, Share
 
@@ -151,8 +152,9 @@ class PARLOffline(PARL):
         """All chunks of the data set into the buffer.
 
         Raises:
-            UserError: they do not fit, or all episodes ended alike.
+            UserError: they do not fit, are cut, or all episodes ended alike.
         """
+        require_whole(demos)
         # The same at each start, so that a run that goes on has the same chunks in the same places.
         generator = torch.Generator().manual_seed(0)
         for chunks in demos.transitions(in_turn=True):

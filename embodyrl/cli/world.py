@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from embodyrl.cli.reflect import add_reflect
+from embodyrl.cli.trajectories import add_trajectories
 from embodyrl.cli.verbs import Verb
 from embodyrl.interrupt import INTERRUPTED
 
@@ -16,6 +17,7 @@ HELP = """examples:
   embodyrl world eval runs/world/model --data data/held_out
   embodyrl world play runs/world/model
   embodyrl world loop mujoco_pick policy=runs/sft demos=data/pick out=runs/loop
+  embodyrl world trajectories write runs/pieces --policy runs/sft --out data/guided
 `embodyrl train PRESET env.name=world_model env.model=runs/world/model` then trains a policy in it.
 """
 TRAIN_HELP = """examples:
@@ -70,6 +72,7 @@ def add_world(verb: Verb, adder: Callable[[Any], Verb]) -> None:
     _add_eval(part)
     _add_play(part)
     _add_loop(part)
+    add_trajectories(part, adder)
 
 
 def _add_train(verb: Verb) -> None:

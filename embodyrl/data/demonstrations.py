@@ -317,6 +317,24 @@ class Demonstrations:
             )
 
 
+def require_whole(demos: Any) -> None:
+    """Refuses episodes of which some are cut, where what an episode came to is learned from.
+
+    Args:
+        demos: ``Demonstrations``, or a ``Mixture`` of them.
+
+    Raises:
+        UserError: naming the data set.
+    """
+    for part in getattr(demos, "parts", [demos]):
+        if part.origin.get("synthetic", {}).get("cut"):
+            raise UserError(
+                f"{part.path} holds synthetic trajectories that are cut before they end, and would "
+                "count as failures here. Draw whole ones (`embodyrl world trajectories write --starts "
+                "first --length N`, N as long as an episode), or learn by TD (algorithm.name=fql)."
+            )
+
+
 def check_dims(spec: EnvSpec, actions: Any, proprio: Any, name: str) -> None:
     """Raises a ``UserError`` unless actions (F, A) and proprio (F, P) have the dims of an env."""
     for what, values, wanted in (

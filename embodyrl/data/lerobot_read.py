@@ -45,6 +45,7 @@ ORIGIN = {
     "tasks?": [TEXT],
     "spec?": {...: ANYTHING},
     "config?": {...: ANYTHING},
+    "synthetic?": {...: ANYTHING},
 }
 """Structure of ``meta/embodyrl.json``."""
 PICTURES = ("video", "image")

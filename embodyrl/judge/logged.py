@@ -13,7 +13,7 @@ from torch import Tensor
 from embodyrl.algorithms.episode_buffer import EpisodeBuffer
 from embodyrl.algorithms.hindsight import Hindsight
 from embodyrl.algorithms.optim import Means
-from embodyrl.data.demonstrations import Demonstrations
+from embodyrl.data.demonstrations import Demonstrations, require_whole
 from embodyrl.data.env_check import other_rate
 from embodyrl.data.load_demonstrations import load_demonstrations
 from embodyrl.data.mixture import Mixture
@@ -123,6 +123,7 @@ def as_chunks(
         device: of the critics.
         seed: of what critics learn of pictures.
     """
+    require_whole(demos)
     _require_both(demos)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

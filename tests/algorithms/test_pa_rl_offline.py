@@ -88,6 +88,15 @@ def test_data_of_one_outcome_are_refused(solved, words):
         update(make_small(), recorded(solved=solved))
 
 
+def test_synthetic_trajectories_that_are_cut_are_no_failures():
+    whole, cut = recorded(), recorded()
+    whole.origin = {"synthetic": {"cut": False}}
+    update(make_small(), Mixture([recorded(), whole]))
+    cut.origin = {"synthetic": {"cut": True}}
+    with pytest.raises(UserError, match="cut before they end"):
+        update(make_small(), Mixture([recorded(), cut]))
+
+
 def test_data_that_do_not_fit_are_refused():
     with pytest.raises(UserError, match=r"more than 50 chunks. Raise algorithm\.capacity"):
         update(make_small(capacity=50), recorded(100))

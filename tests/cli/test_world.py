@@ -22,7 +22,10 @@ def examples(verb: str, capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
     return [line.split()[1:] for line in lines]
 
 
-@pytest.mark.parametrize("verb", ["", "train", "eval", "play", "loop", "reflect"])
+TRAJECTORIES = ["trajectories", "trajectories train", "trajectories write"]
+
+
+@pytest.mark.parametrize("verb", ["", "train", "eval", "play", "loop", "reflect", *TRAJECTORIES])
 def test_the_parser_takes_every_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = examples(verb, capsys)
     assert found
