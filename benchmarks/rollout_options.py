@@ -36,6 +36,7 @@ STEPS = {"ppo": 4_500, "grpo": 2_700}
 STARTS = {"run": {"start_sampling": "difficulty"}}
 BC = {"algorithm": {"bc_coef": 0.3}}
 FOLLOWS = {"algorithm": {"bc_coef": 0.3, "bc_schedule": "success"}}
+UNSOLVED = {"algorithm": {"bc_coef": 0.3, "bc_schedule": "unsolved"}}
 REFERENCE = {"algorithm": {"reference_coef": 0.3}}
 BEST = {"run": {"keep": "best"}}
 GROWS = {"run": {"first_length": 0.5}}
@@ -46,6 +47,7 @@ OPTIONS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
     "_grows": (", growing episodes", GROWS),
     "_bc": (", imitation", BC),
     "_bc_success": (", imitation by success", FOLLOWS),
+    "_bc_unsolved": (", imitation of what is never solved", UNSOLVED),
     "_reference": (", near the reference", REFERENCE),
     "_best": (", best look kept", BEST),
     "_thoughts": (", up to three thoughts", {"policy": {"thoughts": 3}}),
@@ -57,6 +59,12 @@ GRPO_OPTIONS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
     "_replay": (
         ", starts by success, successes again",
         {**STARTS, "algorithm": {"replay_successes": 128}},
+    ),
+    "_as_needed": (", groups as needed", {"algorithm": {"draw_groups": "as_needed"}}),
+    "_ahead": (", groups drawn ahead", {"algorithm": {"draw_groups": "ahead"}}),
+    "_single": (
+        ", single episodes",
+        {"algorithm": {"baseline": "tracked", "group_size": 1}},
     ),
     "_median": (
         ", median of nine",
