@@ -73,3 +73,26 @@ def test_successes_are_kept_only_where_a_start_comes_twice(tmp_path):
     assert RUN["iterations"] == 4 and "dsrl" in NEEDS
     row = rows(train(make(tmp_path, SHORT, BY_SUCCESS[0], algorithm=settings)))[-1]
     assert row["replayed_groups"] >= 0
+
+
+SINGLE = {"group_size": 1, "baseline": "tracked", "rewards": ["success"]}
+SINGLE |= {"keep_min": 0.1, "keep_max": 0.9}
+
+
+@pytest.mark.parametrize("settings", [{"draw_groups": "ahead", "max_rounds": 2}, SINGLE], ids=str)
+def test_groups_drawn_at_once_and_single_episodes_resume_and_shard_as_others(tmp_path, settings):
+    algorithm = GRPO | settings
+    config = make(tmp_path / "whole", SHORT, algorithm=algorithm)
+    whole = train(config)
+    # Resumed from an earlier checkpoint, it does what it would have done.
+    shutil.copytree(whole, tmp_path / "run")
+    newest = sorted((whole / "checkpoints").iterdir())[-1].name
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / newest)
+    again = train(make(tmp_path, SHORT, algorithm=algorithm))
+    assert rows(again) == rows(whole)
+    # One shard plays what the plain loop does.
+    config = make(tmp_path / "one", SHORT, algorithm=algorithm)
+    one = train(config, rollouts=lambda: local_rollouts(config))
+    assert [{k: v for k, v in row.items() if k != "worker_restarts"} for row in rows(one)] == rows(
+        whole
+    )
