@@ -16,6 +16,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from embodyrl.devices import keep_random_state
+
 OFFSETS = (-1, 0, 1, 2)
 """Frames that are seen, counted from that of the action; at an episode's ends the last one again."""
 NOW = OFFSETS.index(0)
@@ -175,7 +177,7 @@ def fit_namer(
         seed: of weights and batches.
         say: is told how far it is, ten times.
     """
-    with torch.random.fork_rng(devices=[]):
+    with keep_random_state():
         torch.manual_seed(seed)
         net = ActionNamer(len(film.pictures), film.states.shape[1], targets.shape[1])
     net.fit_units(film.seen(rows)[1], targets[rows])

@@ -17,6 +17,7 @@ from embodyrl.data.demonstrations import Demonstrations, require_whole
 from embodyrl.data.env_check import other_rate
 from embodyrl.data.load_demonstrations import load_demonstrations
 from embodyrl.data.mixture import Mixture
+from embodyrl.devices import keep_random_state
 from embodyrl.errors import UserError
 from embodyrl.policies.found_features import FoundFeatures
 from embodyrl.policy import num_executed
@@ -125,7 +126,7 @@ def as_chunks(
     """
     require_whole(demos)
     _require_both(demos)
-    with torch.random.fork_rng(devices=[]):
+    with keep_random_state():
         torch.manual_seed(seed)
         encoder = FoundFeatures(spec).to(device)
     # All chunks, each where the one before it ended.

@@ -19,6 +19,7 @@ from typing import Any, Concatenate, Self
 import torch
 from torch import nn
 
+from embodyrl.devices import keep_random_state
 from embodyrl.errors import UserError
 from embodyrl.storage.atomic_files import write_text
 from embodyrl.storage.paths import require_readable
@@ -111,7 +112,7 @@ class SavedNetwork(nn.Module):
 
         folder = Path(folder)
         config = json.loads((folder / CONFIG).read_text())
-        with torch.random.fork_rng(devices=[]):
+        with keep_random_state():
             # What begins with an underscore was not an argument.
             net = cls(**{key: value for key, value in config.items() if not key.startswith("_")})
         single = folder / WEIGHTS.format(suffix="")
