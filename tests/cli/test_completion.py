@@ -26,7 +26,8 @@ def completed(*words: str) -> list[str]:
 
 def test_commands_options_and_presets_are_completed() -> None:
     assert completed("tr") == ["train"]
-    assert completed("world", "tr") == ["train"]
+    assert completed("world", "tr") == ["train", "trajectories"]
+    assert completed("world", "trajectories", "w") == ["write"]
     assert completed("train", "mujoco_pick_pp") == ["mujoco_pick_ppo"]
     assert completed("train", "mujoco_pick_ppo", "run.seed=1", "--dr") == ["--dry-run"]
     assert completed("list", "pre") == ["presets"]
