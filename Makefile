@@ -39,7 +39,8 @@ test: lint ## lint, then the fast tests, those of the wheel among them
 	$(PYTEST) -m "not slow and not gpu and not robot"
 
 test-all: lint ## the slow tests too, and where there is a CUDA device those that need one
-	$(PYTEST) -m "$$($(BIN)/python -c 'import torch; print("slow or not slow" if torch.cuda.is_available() else "not gpu")')"
+	$(ROBOT_HERE) || $(ROBOT_HERE) --last-failed
+	$(PYTEST) -m "not (robot and not slow)$$($(BIN)/python -c 'import torch; print("" if torch.cuda.is_available() else " and not gpu")')"
 
 test-robot: setup requirements/ros.txt requirements/franka_sim.txt ## simulated arms over ROS 2, ROS 1, rosbridge and libfranka, and a simulated RealSense; makes .venv-ros/ and .venv-franka/ (400 MB)
 	scripts/robot_setup.sh $(UV)

@@ -143,10 +143,15 @@ def _write(a: argparse.Namespace) -> int:
             f" Actions are {result['distance'] ** 0.5:.2f} standard deviations from what the policy "
             "does there."
         )
+    advice = ""
+    if result["cut"]:
+        advice = (
+            " A trajectory that is not solved is cut, and has not failed: train by TD (fql, rlpd) with "
+            "data.keep=all."
+        )
     print(
         f"{a.out} holds {result['rows']:,} rows of {result['episodes']:,} trajectories, "
-        f"{result['solved']:,} of which are solved.{near} A trajectory that is not solved is cut, not "
-        "failed: train by TD (fql, rlpd) with data.keep=all."
+        f"{result['solved']:,} of which are solved.{near}{advice}"
     )
     return 0
 

@@ -178,9 +178,9 @@ def test_it_costs_next_to_nothing():
     ]
     # The least of many: what a neighbour on the machine adds is never negative.
     best = np.full(2, np.inf)
-    for _ in range(30):
+    for round_ in range(30):
         best = np.minimum(best, [seconds(env) for env in envs])
-        if best[1] < 1.06 * best[0]:
+        if round_ >= 3 and best[1] < 1.06 * best[0]:
             break
     for env in envs:
         env.close()

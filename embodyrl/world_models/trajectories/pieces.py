@@ -71,7 +71,7 @@ def read_pieces(data: Sequence[str], length: int) -> Pieces:
     """
     if not data:
         raise UserError(
-            "A trajectory model learns from recorded episodes: give data=[FOLDER, ...]."
+            "A trajectory model learns from recorded episodes: name at least one data set."
         )
     # Read states and actions alone, and compare the envs.
     parts = [load_demonstrations(path, 1, keep="all", pictures=False) for path in data]
@@ -115,7 +115,7 @@ def cut_pieces(parts: Sequence[Demonstrations], length: int, spec: EnvSpec) -> P
     if len(kept) < FEWEST:
         raise UserError(
             f"{len(kept)} of {len(found)} episodes hold a piece of {length} rows, and {FEWEST} are "
-            "needed: an episode that is not solved must be as long as a piece. Set a smaller length=, "
+            "needed: an episode that is not solved must be as long as a piece. Set a smaller --length, "
             "or record longer episodes."
         )
     # All pieces, one after the other.

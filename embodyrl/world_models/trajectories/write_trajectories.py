@@ -59,8 +59,9 @@ def write_trajectories(
         progress: is told how many episodes are drawn.
 
     Returns:
-        ``episodes``, ``rows``, ``solved`` episodes, and with a policy ``distance``: how far actions
-        are from the policy's mean, in standard deviations of the data (mean square).
+        ``episodes``, ``rows``, ``solved`` episodes, ``cut``: whether unsolved ones end before an
+        episode does, and with a policy ``distance``: how far actions are from the policy's mean, in
+        standard deviations of the data (mean square).
 
     Raises:
         UserError: no model, a policy that does not fit it, or ``out`` exists.
@@ -103,14 +104,13 @@ def write_trajectories(
                 writer.add(recording)
                 done += 1
                 progress(done)
-    # What was drawn.
-    result: dict[str, Any] = {"episodes": episodes, **count}
+    # What was drawn; an episode that ends where a piece does has not failed.
+    whole = starts == "first" and length >= made.spec.max_episode_steps
+    result: dict[str, Any] = {"episodes": episodes, **count, "cut": not whole}
     if guide is not None:
         result["distance"] = float(np.mean(distances))
-    # An episode that ends where a piece does has not failed.
-    whole = starts == "first" and length >= made.spec.max_episode_steps
     note = {"model": model, "policy": policy, "guidance": guidance, "starts": starts}
-    _note(writer.path, note | result | {"cut": not whole})
+    _note(writer.path, note | result)
     return result
 
 
